@@ -1,0 +1,1 @@
+"""The Hydra configuration tree, as package data."""

@@ -1,0 +1,1 @@
+"""The freezing launcher and the places that it dispatches to."""

@@ -1,0 +1,1 @@
+"""Losses: pure functions of a TokenBatch, and their registry."""

@@ -1,0 +1,51 @@
+"""What goes into a loss and what comes out of it. Log-probabilities are in nats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """One batch of responses, padded to a common width T. Slots outside ``mask`` may hold anything, NaN included.
+
+    Attributes:
+        logp: [B, T] log-probability of each response token under the learner; carries the gradient.
+        advantage: [B] group-normalised advantage of each response.
+        mask: [B, T] bool, true at response tokens.
+        sampler_logp: [B, T] log q, as the sampler recorded it when it drew the token.
+        old_logp: [B, T] the denominator of the PPO ratio: the sampler's or the recomputed old policy's (``arm.old_policy``).
+        ref_logp: [B, T] log-probability under the reference policy.
+    """
+
+    logp: Tensor
+    advantage: Tensor
+    mask: Tensor
+    sampler_logp: Tensor | None = None
+    old_logp: Tensor | None = None
+    ref_logp: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutput:
+    """Result of a loss.
+
+    Attributes:
+        loss: scalar to minimise.
+        token_coef: [B, T] d loss / d surprisal of each token, detached; zero outside the mask.
+        metrics: the loss's own scalars, under verl's names where verl has one.
+    """
+
+    loss: Tensor
+    token_coef: Tensor
+    metrics: Mapping[str, float]
+
+
+class Loss(Protocol):
+    """A pure function of a whole batch."""
+
+    def __call__(self, batch: TokenBatch) -> LossOutput: ...

@@ -1,0 +1,1 @@
+"""Policies: where weights come from, and the embedded model."""

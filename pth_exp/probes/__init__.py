@@ -1,0 +1,1 @@
+"""Pure measurements that both stacks take of a batch."""

@@ -1,0 +1,1 @@
+"""How old the data of an update is: schedule, refresh interval, replay queue."""

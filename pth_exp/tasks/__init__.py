@@ -1,0 +1,1 @@
+"""Prompts, their identity and order, and rewards."""
