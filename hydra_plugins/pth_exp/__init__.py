@@ -1,0 +1,1 @@
+"""The shim through which Hydra discovers this project: launcher and sweeper, import-light."""
