@@ -1,0 +1,205 @@
+"""Reading the records of runs and sweeps, of finished and of running ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+Row = dict[str, Any]
+
+_YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+class NothingToRead(Exception):
+    """There is nothing to read where the user pointed; the message names the path and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong with the files: ``kind`` is torn, unreadable, foreign, duplicate, gap or missing."""
+
+    kind: str
+    file: str
+    message: str
+    offset: int | None = None
+
+    def __str__(self) -> str:
+        place = self.file if self.offset is None else f"{self.file} at byte {self.offset}"
+        return f"{place}: {self.message}"
+
+
+@dataclass(slots=True)
+class RunRecords:
+    """One run's directory.
+
+    ``updates``, ``batches`` and ``evaluations`` hold the newest attempt's row of each update, sorted by update.
+    ``frozen`` is the frozen file's mapping; ``manifest``, ``received`` and ``first_batches`` are None until written.
+    """
+
+    path: Path
+    frozen: dict[str, Any]
+    manifest: dict[str, Any] | None = None
+    received: dict[str, Any] | None = None
+    first_batches: list[list[str]] | None = None
+    updates: list[Row] = field(default_factory=list)
+    batches: list[Row] = field(default_factory=list)
+    evaluations: list[Row] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.frozen["config"]  # type: ignore[no-any-return]
+
+    @property
+    def label(self) -> str:
+        return str(self.frozen["run"]["label"])
+
+    @classmethod
+    def load(cls, run_dir: Path) -> Self:
+        """Raises NothingToRead when the directory has no readable ``frozen.yaml``."""
+        frozen = run_dir / "frozen.yaml"
+        if not frozen.is_file():
+            raise NothingToRead(f"{run_dir} has no frozen.yaml; give the directory of a run")
+        run = cls(run_dir, read_yaml(frozen))
+        run.manifest = run._json("manifest.json")
+        run.first_batches = run._json("first_batches.json")
+        received = run_dir / "received.yaml"
+        run.received = read_yaml(received) if received.is_file() else None
+        run.updates = run._rows("updates")
+        run.batches = run._rows("batches")
+        run.evaluations = run._rows("evals")
+        run._find_gaps()
+        return run
+
+    def column(self, name: str) -> list[Any]:
+        """One column of ``updates``, None where not measured."""
+        return [row.get(name) for row in self.updates]
+
+    def _json(self, name: str) -> Any:
+        path = self.path / name
+        if not path.is_file():
+            return None
+        try:
+            return json.loads(path.read_bytes())
+        except ValueError as error:
+            self.problems.append(Problem("unreadable", name, str(error)))
+            return None
+
+    def _rows(self, kind: str) -> list[Row]:
+        """The rows of all segments; a later attempt's row replaces an earlier one's."""
+        newest: dict[int, Row] = {}
+        for path in sorted(self.path.glob(f"{kind}.[0-9]*.jsonl")):
+            attempt = int(path.name.split(".")[1])
+            seen: set[int] = set()
+            for offset, row in self._lines(path):
+                key = row.get("update")
+                if type(key) is not int:
+                    self.problems.append(Problem("unreadable", path.name, "a row without the number of its update", offset))
+                    continue
+                if row.get("attempt") != attempt:
+                    self.problems.append(Problem("foreign", path.name, f"a row of attempt {row.get('attempt')}", offset))
+                if key in seen:
+                    self.problems.append(Problem("duplicate", path.name, f"update {key} once more; the last is taken", offset))
+                seen.add(key)
+                newest[key] = row
+        return [newest[key] for key in sorted(newest)]
+
+    def _lines(self, path: Path) -> Iterable[tuple[int, Row]]:
+        offset, data = 0, path.read_bytes()
+        for line in data.split(b"\n"):
+            last = offset + len(line) == len(data)
+            if line or not last:
+                try:
+                    row = _finite(json.loads(line))
+                except ValueError:
+                    row = None
+                if isinstance(row, dict):
+                    yield offset, row
+                else:
+                    kind, message = ("unreadable", "not a row")
+                    if last:
+                        kind, message = ("torn", "the last line is torn: its row was being written")
+                    self.problems.append(Problem(kind, path.name, message, offset))
+            offset += len(line) + 1
+
+    def _find_gaps(self) -> None:
+        for kind, rows in (("updates", self.updates), ("batches", self.batches)):
+            keys = {row["update"] for row in rows}
+            # a batch's row is written before its update's: a run killed in between has one row more of them
+            end = max((row["update"] for row in self.updates), default=-1)
+            missing = [u for u in range(end + 1) if u not in keys]
+            if missing:
+                self.problems.append(Problem("gap", f"{kind}.*.jsonl", f"no row of update {spans(missing)}"))
+
+
+@dataclass(slots=True)
+class Sweep:
+    """A sweep's directory: its index and the records of its runs, in the index's order."""
+
+    path: Path
+    index: dict[str, Any]
+    runs: list[RunRecords]
+    problems: list[Problem] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> Self:
+        """Reads a sweep's directory, an experiment's (its latest sweep), or, for None, the latest of ``multirun_outputs``.
+
+        Raises NothingToRead when there is no sweep.
+        """
+        directory = find_sweep(path)
+        index = json.loads((directory / "index.json").read_bytes())
+        sweep = cls(directory, index, [])
+        for entry in index["runs"]:
+            try:
+                sweep.runs.append(RunRecords.load(directory / entry["dir"]))
+            except NothingToRead as error:
+                sweep.problems.append(Problem("missing", entry["dir"], f"{entry['label']}: {error}"))
+        return sweep
+
+
+def find_sweep(path: Path | None) -> Path:
+    """The directory with ``index.json`` that ``path`` means; raises NothingToRead naming the remedy."""
+    start = path or Path("multirun_outputs")
+    for candidate in (start, start / "latest"):
+        if (candidate / "index.json").is_file():
+            return candidate.resolve()
+    if (start / "frozen.yaml").is_file():
+        raise NothingToRead(f"{start} is one run; give its sweep: {start.parent}")
+    raise NothingToRead(f"{start}: no sweep here (no index.json, no latest); give a sweep's directory, or start one with pth run")
+
+
+def read_yaml(path: Path) -> Any:
+    """A YAML file's content; raises NothingToRead naming the file when it does not parse."""
+    try:
+        return yaml.load(path.read_bytes(), _YAML_LOADER)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise NothingToRead(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Sorted numbers as ``3, 5-8``."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _finite(value: Any) -> Any:
+    """Turns the spelled non-finite numbers back into floats."""
+    if isinstance(value, str):
+        return _NON_FINITE.get(value, value)
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return value
