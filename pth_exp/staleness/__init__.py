@@ -1,1 +1,1 @@
-"""How old the data of an update is: schedule, refresh interval, replay queue."""
+"""How the sampler is delayed and batches are replayed: pure schedules, no tensors."""

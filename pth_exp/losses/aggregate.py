@@ -1,0 +1,47 @@
+"""How token terms become one number: a weighted sum whose weights depend on the mask alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pth_exp.schema import Aggregation
+
+
+def aggregation_weights(mask: Tensor, aggregation: Aggregation | str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[B, T] weight of each token term in the aggregate; zero outside the mask.
+
+    Every aggregation is linear in the terms, so the weights of a whole batch can be sliced along with it: a sum over any split
+    of the batch is the aggregate. With n tokens in the batch, T_i in response i and R responses that have a token:
+    ``token_mean`` 1/n, ``seq_mean_token_mean`` 1/(R T_i), ``seq_mean_token_sum`` 1/R. Responses without a token count in
+    none of them, as in verl; where nothing counts, all weights are zero.
+
+    Raises ``ValueError`` for an unknown aggregation.
+    """
+    present = mask.to(dtype)
+    lengths = present.sum(dim=1, keepdim=True)
+    responses = (lengths > 0).sum().clamp(min=1).to(dtype)
+    match Aggregation(aggregation):
+        case Aggregation.token_mean:
+            return present / lengths.sum().clamp(min=1)
+        case Aggregation.seq_mean_token_mean:
+            return present / (responses * lengths.clamp(min=1))
+        case Aggregation.seq_mean_token_sum:
+            return present / responses
+
+
+def aggregate(terms: Tensor, mask: Tensor, aggregation: Aggregation | str) -> Tensor:
+    """Scalar aggregate of [B, T] token terms; what stands outside the mask changes neither it nor its gradient."""
+    weights = aggregation_weights(mask, aggregation, terms.dtype)
+    return (weights * terms.masked_fill(~mask, 0.0)).sum()
+
+
+def response_mean(terms: Tensor, mask: Tensor) -> Tensor:
+    """Scalar mean of [B] response terms over the responses that have a token; zero if none has one."""
+    present = mask.any(dim=1)
+    return terms.masked_fill(~present, 0.0).sum() / present.sum().clamp(min=1)
+
+
+def token_share(hit: Tensor, mask: Tensor) -> Tensor:
+    """Scalar share of the mask's tokens at which the bool [B, T] ``hit`` holds; zero for an empty mask."""
+    return (hit & mask).sum().double() / mask.sum().clamp(min=1)

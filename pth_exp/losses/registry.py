@@ -1,0 +1,147 @@
+"""Names of losses, and what all of them have in common: checked input, inert padding, an exact derivative."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pth_exp.losses.types import LossOutput, TokenBatch
+
+LossFunction = Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
+"""A loss as its author writes it: ``f(batch, *, parameter=default, ...) -> (scalar loss, scalar metrics)``."""
+
+F = TypeVar("F", bound=LossFunction)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    function: LossFunction
+    check: Callable[..., None] | None
+    defaults: Mapping[str, Any]
+
+
+_ENTRIES: dict[str, _Entry] = {}
+
+
+def register(*names: str, check: Callable[..., None] | None = None) -> Callable[[F], F]:
+    """Decorator that puts a loss into the registry under ``names``.
+
+    The function gets a batch that BoundLoss has cleaned: zeros outside the mask, one dtype. Its keyword-only arguments are the
+    loss's parameters, all with defaults. ``check(**parameters)`` raises ``ValueError`` for values that make no sense.
+
+    Raises ``ValueError`` for a name that is taken or a parameter without a default.
+    """
+
+    def decorate(function: F) -> F:
+        parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        for p in parameters:
+            if p.default is inspect.Parameter.empty:
+                raise ValueError(f"loss {names[0]}: parameter {p.name!r} has no default")
+        for name in names:
+            if name in _ENTRIES:
+                raise ValueError(f"loss {name!r} is registered already; choose another name")
+            _ENTRIES[name] = _Entry(function, check, {p.name: p.default for p in parameters})
+        return function
+
+    return decorate
+
+
+def loss_names() -> list[str]:
+    """Sorted names of all registered losses."""
+    return sorted(_ENTRIES)
+
+
+def get_loss(name: str, **parameters: Any) -> BoundLoss:
+    """The loss called ``name`` with its parameters bound.
+
+    Raises ``ValueError`` naming an unknown loss, an unknown parameter, or a parameter's impossible value.
+    """
+    if name not in _ENTRIES:
+        raise ValueError(f"loss {name!r} is not known; known are {', '.join(loss_names())}")
+    entry = _ENTRIES[name]
+    for unknown in sorted(parameters.keys() - entry.defaults.keys()):
+        known = ", ".join(entry.defaults) or "none"
+        raise ValueError(f"loss {name!r} has no parameter {unknown!r}; its parameters: {known}")
+    bound = {**entry.defaults, **parameters}
+    if entry.check is not None:
+        try:
+            entry.check(**bound)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"loss {name!r}: {error}") from error
+    return BoundLoss(name, bound, entry.function)
+
+
+def required(batch: TokenBatch, field: str) -> Tensor:
+    """The [B, T] field of a batch that a loss cannot do without.
+
+    Raises ``ValueError`` naming the field: a missing log-probability is never taken for 0.0.
+    """
+    value: Tensor | None = getattr(batch, field)
+    if value is None:
+        raise ValueError(f"the batch has no {field}, which the loss reads; have the stack record it, or choose an arm without it")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class BoundLoss:
+    """A loss with its parameters: a pure function of a whole batch.
+
+    Attributes:
+        name: as registered.
+        parameters: every parameter's value, defaults included.
+        function: the loss as its author wrote it.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+    function: LossFunction
+
+    def __call__(self, batch: TokenBatch) -> LossOutput:
+        """Value, derivative and metrics of the loss.
+
+        ``token_coef`` is the derivative that autograd takes of this very loss, so it cannot disagree with it. The batch's
+        ``logp`` may carry a graph, of which nothing is traversed here, or none (under ``no_grad``).
+
+        Raises ``ValueError`` for a field that is missing or of another shape.
+        """
+        if not batch.logp.requires_grad:
+            batch = dataclasses.replace(batch, logp=batch.logp.detach().requires_grad_())
+        with torch.enable_grad():
+            loss, metrics = self.function(_clean(batch), **self.parameters)
+        (gradient,) = torch.autograd.grad(loss, batch.logp, retain_graph=True)
+        values = torch.stack([v.detach().to(loss.dtype) for v in metrics.values()]).tolist() if metrics else []
+        return LossOutput(loss, -gradient, dict(zip(metrics, values, strict=True)))
+
+
+def _clean(batch: TokenBatch) -> TokenBatch:
+    """The batch in the dtype of ``logp``, with zeros wherever no token is; only ``logp`` keeps its graph."""
+    logp, mask = batch.logp, batch.mask
+    if logp.dim() != 2:
+        raise ValueError(f"logp has shape {tuple(logp.shape)}, not [B, T]")
+    if mask.dtype != torch.bool or mask.shape != logp.shape:
+        raise ValueError(f"mask is {mask.dtype} of shape {tuple(mask.shape)}, not bool of logp's shape {tuple(logp.shape)}")
+    if batch.advantage.shape != logp.shape[:1]:
+        raise ValueError(f"advantage has shape {tuple(batch.advantage.shape)}, not [B] = {tuple(logp.shape[:1])}")
+
+    def clean(field: str) -> Tensor | None:
+        value: Tensor | None = getattr(batch, field)
+        if value is None:
+            return None
+        if value.shape != logp.shape:
+            raise ValueError(f"{field} has shape {tuple(value.shape)}, not logp's {tuple(logp.shape)}")
+        return value.detach().to(logp.dtype).masked_fill(~mask, 0.0)
+
+    return TokenBatch(
+        logp=logp.masked_fill(~mask, 0.0),
+        advantage=batch.advantage.detach().to(logp.dtype).masked_fill(~mask.any(dim=1), 0.0),
+        mask=mask,
+        sampler_logp=clean("sampler_logp"),
+        old_logp=clean("old_logp"),
+        ref_logp=clean("ref_logp"),
+    )
