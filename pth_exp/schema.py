@@ -307,6 +307,14 @@ class DesignConfig:
 
 
 @dataclass
+class LeaseConfig:
+    """How workers tell a living owner of a run from a lost one; see pth_exp.lifecycle."""
+
+    heartbeat_every: float = spec(5.0, _EXECUTION, "the worker shows that it lives this often", "seconds")
+    lost_after: float = spec(90.0, _EXECUTION, "a run whose worker has shown no life for so long may be taken over", "seconds")
+
+
+@dataclass
 class Config:
     """One run, complete."""
 
@@ -320,6 +328,7 @@ class Config:
     probe: ProbeConfig = spec(ProbeConfig, _SCIENCE, "what is measured besides")
     seeds: Seeds = spec(Seeds, _SCIENCE, "random streams")
     design: DesignConfig = spec(DesignConfig, _OUTPUT, "what the comparison varies and holds fixed")
+    lease: LeaseConfig = spec(LeaseConfig, _EXECUTION, "who may write a run's records, and for how long")
 
     seed: Optional[int] = spec(0, _SCIENCE, "replicate; feeds seeds.data, seeds.sampling and seeds.init")
     lr: float = spec(2e-4, _SCIENCE, "learning rate, constant")
