@@ -2,18 +2,19 @@
 
 Everything is plain files in the run's directory and works on a shared file system without locks:
 
-* ``attempts/NNNN.json`` says who runs attempt N. It is created by hard-linking a finished file to that name, which a file server does for
-  exactly one of several rivals. N is a fencing token: a higher one has taken the run over.
-* ``attempts/NNNN.<hex>.heartbeat`` is touched by the owner of attempt N. Who takes a run over removes the heartbeat of the attempt before;
-  an owner touches its heartbeat before each write, and so learns from the file server itself, not from a cache, that it lost the run.
+* ``attempts/NNNN.json`` says who runs attempt N. It is created by hard-linking a finished file to that name, which a file
+  server does for exactly one of several rivals. N is a fencing token: a higher one has taken the run over.
+* ``attempts/NNNN.<hex>.heartbeat`` is touched by the owner of attempt N. Who takes a run over removes the heartbeat of the
+  attempt before; an owner touches its heartbeat before each write, and so learns from the file server itself, not from a
+  cache, that it lost the run.
 * ``states.NNNN.jsonl`` holds the states attempt N went through; ``states.0000.jsonl`` those set from outside, by a launcher.
 
-An owner that is suspended between its check and its write can still append one row after a takeover. That row lands in the old attempt's own
-file, where readers prefer the newer attempt's row of the same update; no file is ever written by two attempts, except ``manifest.json``,
-which repeats what the other files say and from which nothing is decided.
+An owner that is suspended between its check and its write can still append one row after a takeover. That row lands in the
+old attempt's own file, where readers prefer the newer attempt's row of the same update; no file is ever written by two
+attempts, except ``manifest.json``, which repeats what the other files say and from which nothing is decided.
 
-A heartbeat's age is taken against a file just touched in the same directory: both times are the file server's, so the clocks of machines do
-not matter.
+A heartbeat's age is taken against a file just touched in the same directory: both times are the file server's, so the clocks
+of machines do not matter.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ import os
 import re
 import secrets
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from pth_exp import machine
+from pth_exp.runfiles import append_row, create, read_rows, server_time, write_json
 
 _ATTEMPT_FILE = re.compile(r"(\d{4,})\.json")
 _GONE = (errno.ENOENT, errno.ESTALE)
@@ -126,7 +127,7 @@ def status(run_dir: Path, now: float | None = None) -> Status:
     ``now`` is the file server's time (`server_time`), for callers that read many runs of one sweep.
     """
     number = newest_attempt(run_dir)
-    notes = [row for row in _rows(_states_file(run_dir, 0)) if row.get("after", 0) == number]
+    notes = [row for row in read_rows(_states_file(run_dir, 0)) if row.get("after", 0) == number]
     if number == 0:
         if not notes:
             return Status(State.FROZEN, "frozen, never queued", None, None, None)
@@ -153,14 +154,14 @@ def note(run_dir: Path, state: State, role: str, reason: str = "") -> None:
 
     It holds until the next attempt is claimed, and never hides a running or completed one.
     """
-    _append(_states_file(run_dir, 0), _row(state, role, reason) | {"after": newest_attempt(run_dir)})
+    append_row(_states_file(run_dir, 0), _row(state, role, reason) | {"after": newest_attempt(run_dir)})
 
 
 def history(run_dir: Path) -> list[dict[str, Any]]:
     """Every state the run went through, in order, with when and by whom."""
-    rows = [((row.get("after", 0), 1), row) for row in _rows(_states_file(run_dir, 0))]
+    rows = [((row.get("after", 0), 1), row) for row in read_rows(_states_file(run_dir, 0))]
     for number in range(1, newest_attempt(run_dir) + 1):
-        rows += [((number, 0), row) for row in _rows(_states_file(run_dir, number))]
+        rows += [((number, 0), row) for row in read_rows(_states_file(run_dir, number))]
     return [row for _, row in sorted(rows, key=lambda item: item[0])]
 
 
@@ -192,17 +193,19 @@ def claim(run_dir: Path, heartbeat_every: float, lost_after: float, place: str, 
         lost_after=lost_after,
     )
     heartbeat = run_dir / "attempts" / mine.heartbeat
-    _create(heartbeat, b"")
+    create(heartbeat, b"")
     if not _link(_attempt_file(run_dir, number), mine):
         heartbeat.unlink()
-        _predecessor(run_dir, number)  # says who won; a winner that has ended already leaves nothing to refuse but the race itself
+        _predecessor(run_dir, number)  # says who won
         raise LeaseHeld(f"{run_dir}: another worker claimed attempt {number} at the same moment")
     if previous is not None:
         (run_dir / "attempts" / previous.heartbeat).unlink(missing_ok=True)  # fences the old owner off, should it still live
         end = _last_row(run_dir, previous.attempt)
         if end.get("state") == State.COMPLETED:  # it was slow, not dead, and finished before it was fenced off
             Lease(run_dir, mine, None).end(State.COMPLETED, f"by attempt {previous.attempt}, at {end['at']}")
-            raise AlreadyCompleted(f"{run_dir} was completed by {previous.owner()} at {end['at']}, just before it could be taken over")
+            raise AlreadyCompleted(
+                f"{run_dir} was completed by {previous.owner()} at {end['at']}, just before it could be taken over"
+            )
     return Lease(run_dir, mine, message)
 
 
@@ -239,7 +242,9 @@ class Lease:
         try:
             who = read_attempt(self.run_dir, newest_attempt(self.run_dir, newer)).owner()
         except OSError:
-            raise LeaseLost(f"{self.run_dir}: the heartbeat file {self._heartbeat.name} is gone; was the run's directory removed?") from None
+            raise LeaseLost(
+                f"{self.run_dir}: the heartbeat file {self._heartbeat.name} is gone; was the run's directory removed?"
+            ) from None
         raise LeaseLost(f"{self.run_dir}: attempt {self.attempt.attempt} was taken over by {who}; it writes nothing more")
 
     def describe(self, facts: Mapping[str, Any]) -> None:
@@ -265,7 +270,7 @@ class Lease:
         self.check()
         row = _row(state, "worker", reason) | {"attempt": self.attempt.attempt}
         self._write_manifest([*history(self.run_dir), row])
-        _append(_states_file(self.run_dir, self.attempt.attempt), row)
+        append_row(_states_file(self.run_dir, self.attempt.attempt), row)
 
     def _write_manifest(self, states: list[dict[str, Any]]) -> None:
         self.check()
@@ -293,30 +298,6 @@ def newest_attempt(run_dir: Path, at_least: int = 0) -> int:
 
 def read_attempt(run_dir: Path, number: int) -> Attempt:
     return Attempt(**json.loads(_attempt_file(run_dir, number).read_text()))
-
-
-def server_time(directory: Path) -> float:
-    """Now, by the clock of the file server that holds ``directory``; by this machine's where one may not write."""
-    probe = directory / f".clock-{secrets.token_hex(4)}"
-    try:
-        fd = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-    except OSError:
-        return time.time()
-    try:
-        return os.fstat(fd).st_mtime
-    finally:
-        os.close(fd)
-        probe.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file in one step; its mode follows the umask, so that other users of a cluster can read it."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        _create(temporary, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _predecessor(run_dir: Path, number: int) -> tuple[Attempt | None, str | None]:
@@ -365,7 +346,7 @@ def _pulse(run_dir: Path, attempt: Attempt, now: float | None) -> tuple[float | 
 def _link(target: Path, attempt: Attempt) -> bool:
     """Create an attempt's file if nobody has; true when it is ours."""
     finished = target.with_name(f".{attempt.heartbeat}.json")
-    _create(finished, (json.dumps(dataclasses.asdict(attempt), indent=2) + "\n").encode())
+    create(finished, (json.dumps(dataclasses.asdict(attempt), indent=2) + "\n").encode())
     try:
         os.link(finished, target)
         return True
@@ -374,7 +355,9 @@ def _link(target: Path, attempt: Attempt) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        raise LifecycleError(f"{target.parent}: this file system has no hard links, which the lease needs; use another directory") from error
+        raise LifecycleError(
+            f"{target.parent}: this file system has no hard links, which the lease needs; use another directory"
+        ) from error
     finally:
         finished.unlink()
 
@@ -407,40 +390,6 @@ def _who(role: str) -> str:
     return f"{role} {user}@{machine.host()}, pid {os.getpid()}"
 
 
-def _create(path: Path, content: bytes) -> None:
-    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # not mkstemp: its files are closed to other users
-    with os.fdopen(fd, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(fd)
-
-
-def _append(path: Path, row: Mapping[str, Any]) -> None:
-    """Append one row in one write; a line torn by a kill stays a line of its own."""
-    fd = os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o666)
-    try:
-        size = os.fstat(fd).st_size
-        torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-        os.write(fd, b"\n" * torn + json.dumps(row).encode() + b"\n")
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _last_row(run_dir: Path, number: int) -> dict[str, Any]:
-    rows = _rows(_states_file(run_dir, number))
+    rows = read_rows(_states_file(run_dir, number))
     return rows[-1] if rows else {}
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return list(_read_rows(path))
-
-
-def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return
-    for line in lines:
-        with contextlib.suppress(ValueError):  # torn by a kill: the state before it holds
-            yield json.loads(line)

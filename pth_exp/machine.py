@@ -23,8 +23,8 @@ def host() -> str:
 def process_space() -> str | None:
     """Names the set of processes among which a pid means something: one boot and one pid namespace.
 
-    Containers share their host's boot id, sometimes its name too, but not its pids. ``None`` where the kernel does not tell; nobody can
-    then be declared dead by pid.
+    Containers share their host's boot id, sometimes its name too, but not its pids. ``None`` where the kernel does not tell;
+    nobody can then be declared dead by pid.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
