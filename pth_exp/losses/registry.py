@@ -110,11 +110,12 @@ class BoundLoss:
 
         Raises ``ValueError`` for a field that is missing or of another shape.
         """
-        if not batch.logp.requires_grad:
-            batch = dataclasses.replace(batch, logp=batch.logp.detach().requires_grad_())
         with torch.enable_grad():
-            loss, metrics = self.function(_clean(batch), **self.parameters)
-        (gradient,) = torch.autograd.grad(loss, batch.logp, retain_graph=True)
+            logp = batch.logp if batch.logp.requires_grad else batch.logp.detach().requires_grad_()
+            # An alias of its own, so that hooks on the caller's tensor (``retain_grad`` is one) do not see this derivative.
+            logp = logp.view_as(logp)
+            loss, metrics = self.function(_clean(dataclasses.replace(batch, logp=logp)), **self.parameters)
+            (gradient,) = torch.autograd.grad(loss, logp, retain_graph=True)
         values = torch.stack([v.detach().to(loss.dtype) for v in metrics.values()]).tolist() if metrics else []
         return LossOutput(loss, -gradient, dict(zip(metrics, values, strict=True)))
 

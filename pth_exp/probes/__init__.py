@@ -1,1 +1,6 @@
-"""Pure measurements that both stacks take of a batch."""
+"""Probes: pure functions that measure what defines a comparison, in either stack."""
+
+from pth_exp.probes.batches import batch_id, generation_id, ratio_histogram
+from pth_exp.probes.update import probe_update
+
+__all__ = ["batch_id", "generation_id", "probe_update", "ratio_histogram"]

@@ -1,0 +1,95 @@
+"""Each loss on an example small enough to work out by hand; the arithmetic stands in the comments."""
+
+from math import log
+
+import pytest
+import torch
+
+from pth_exp.losses import TokenBatch, get_loss
+
+NAN = float("nan")
+F64 = torch.float64
+
+
+def tensor(rows: list[list[float]]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=F64)
+
+
+def ppo_batch() -> TokenBatch:
+    """A = 2 with ratios 1.1, 1.5; A = -1 with 0.5; A = -1 with 4. pi_old/q is 0.5, 3; 1; 0.25."""
+    old = tensor([[-1.0, -2.0], [-3.0, NAN], [-4.0, NAN]])
+    logp = old + tensor([[log(1.1), log(1.5)], [log(0.5), NAN], [log(4.0), NAN]])
+    sampler = old - tensor([[log(0.5), log(3.0)], [0.0, NAN], [log(0.25), NAN]])
+    mask = torch.tensor([[True, True], [True, False], [True, False]])
+    return TokenBatch(logp.requires_grad_(), torch.tensor([2.0, -1.0, -1.0], dtype=F64), mask, sampler, old)
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo_clip"])
+@pytest.mark.parametrize(
+    ("aggregation", "value", "first_coef"),
+    [
+        # terms: -2.2; max(-3, -2.4) = -2.4; max(0.5, 0.8) = 0.8; max(4, 1.2) = 4, and at most 3
+        ("token_mean", (-2.2 - 2.4 + 0.8 + 3) / 4, 2.2 / 4),
+        ("seq_mean_token_mean", ((-2.2 - 2.4) / 2 + 0.8 + 3) / 3, 2.2 / 6),
+        ("seq_mean_token_sum", (-2.2 - 2.4 + 0.8 + 3) / 3, 2.2 / 3),
+    ],
+)
+def test_ppo_clip(name: str, aggregation: str, value: float, first_coef: float) -> None:
+    out = get_loss(name, aggregation=aggregation)(ppo_batch())
+    assert out.loss.item() == pytest.approx(value)
+    # only the first token is neither clipped nor bounded; a higher surprisal of a good token raises the loss
+    torch.testing.assert_close(out.token_coef, tensor([[first_coef, 0.0], [0.0, 0.0], [0.0, 0.0]]))
+    assert out.metrics["actor/pg_clipfrac"] == pytest.approx(2 / 4)  # 1.5 and 0.5
+    assert out.metrics["actor/pg_clipfrac_lower"] == pytest.approx(1 / 4)  # 4, by the dual clip
+    assert out.metrics["actor/ppo_kl"] == pytest.approx(-log(1.1 * 1.5 * 0.5 * 4) / 4)
+
+
+def test_ppo_clip_without_the_dual_clip_lets_a_large_ratio_of_a_bad_token_through() -> None:
+    out = get_loss("ppo_clip", dual_clip=None)(ppo_batch())
+    assert out.loss.item() == pytest.approx((-2.2 - 2.4 + 0.8 + 4) / 4)
+    torch.testing.assert_close(out.token_coef, tensor([[2.2 / 4, 0.0], [0.0, 0.0], [-1.0, 0.0]]))
+    assert out.metrics["actor/pg_clipfrac_lower"] == 0.0
+
+
+def test_tis_ppo_multiplies_each_term_by_the_truncated_weight() -> None:
+    out = get_loss("tis_ppo")(ppo_batch())
+    # weights 0.5, min(3, 2) = 2, 1, 0.25
+    assert out.loss.item() == pytest.approx((-2.2 * 0.5 - 2.4 * 2 + 0.8 + 3 * 0.25) / 4)
+    torch.testing.assert_close(out.token_coef, tensor([[2.2 * 0.5 / 4, 0.0], [0.0, 0.0], [0.0, 0.0]]))
+
+
+def test_grpo_with_its_own_log_probabilities_is_uncorrected() -> None:
+    """Paper, section 4.1: r = 1 for every token, the clip never acts, and the sampler has no part in the gradient."""
+    batch = ppo_batch()
+    own = TokenBatch(batch.logp, batch.advantage, batch.mask, batch.sampler_logp, batch.logp.detach())
+    out = get_loss("grpo")(own)
+    torch.testing.assert_close(out.token_coef, tensor([[2 / 4, 2 / 4], [-1 / 4, 0.0], [-1 / 4, 0.0]]))
+    assert out.metrics == {"actor/pg_clipfrac": 0.0, "actor/pg_clipfrac_lower": 0.0, "actor/ppo_kl": 0.0}
+
+
+def reinforce_batch() -> TokenBatch:
+    """A = 2: surprisals 1, 2 with pi/q 0.5, 3; A = -1: surprisal 0.5 with pi/q 1."""
+    logp = tensor([[-1.0, -2.0], [-0.5, NAN]])
+    sampler = logp - tensor([[log(0.5), log(3.0)], [0.0, NAN]])
+    mask = torch.tensor([[True, True], [True, False]])
+    return TokenBatch(logp.requires_grad_(), torch.tensor([2.0, -1.0], dtype=F64), mask, sampler)
+
+
+def test_tis_reinforce_sums_tokens_and_averages_responses() -> None:
+    out = get_loss("tis_reinforce")(reinforce_batch())
+    assert out.loss.item() == pytest.approx((2 * 0.5 * 1 + 2 * 2 * 2 - 1 * 1 * 0.5) / 2)
+    torch.testing.assert_close(out.token_coef, tensor([[2 * 0.5 / 2, 2 * 2 / 2], [-1 / 2, 0.0]]))  # A min(pi/q, 2) / B
+
+
+def test_tis_reinforce_with_another_cap_and_aggregation() -> None:
+    out = get_loss("tis_reinforce", cap=2.5, aggregation="token_mean")(reinforce_batch())
+    torch.testing.assert_close(out.token_coef, tensor([[2 * 0.5 / 3, 2 * 2.5 / 3], [-1 / 3, 0.0]]))
+
+
+def test_san() -> None:
+    """Surprisals 1, 2, 6: mean 3, weights 1, 1, 1/2, D = 1 + 2 + 3 = 6. The second response has equal surprisals: D = 2."""
+    logp = tensor([[-1.0, -2.0, -6.0], [-1.0, -1.0, NAN]]).requires_grad_()
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    out = get_loss("san")(TokenBatch(logp, torch.tensor([2.0, -1.0], dtype=F64), mask))
+    assert out.loss.item() == pytest.approx((2 - 1) / 2)  # the value is always the advantage
+    torch.testing.assert_close(out.token_coef, tensor([[2 / 6, 2 / 6, 1 / 6], [-1 / 2, -1 / 2, 0.0]]) / 2)

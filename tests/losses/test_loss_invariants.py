@@ -1,0 +1,201 @@
+"""What holds for every loss on any batch: the written equation, an exact derivative, and inert padding."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_batches import padded, random_rows, unpadded, written_batches
+from written_losses import LOSSES, Written, surprisal_derivative
+
+from pth_exp.losses import TokenBatch, get_loss, loss_names
+
+ALL = sorted(LOSSES)
+AGGREGATED = [(n, how) for n in ALL for how in ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum") if n != "san"]
+
+
+def test_every_registered_loss_is_tested_here() -> None:
+    assert loss_names() == ALL
+
+
+def away_from_kinks(b: Written) -> bool:
+    """No ratio within reach of a finite difference of a clip's corner, where the derivative jumps."""
+    corners = np.log([0.8, 1.2, 3.0])
+    ratios = [np.concatenate([x - y for x, y in zip(b.logp, other, strict=True)]) for other in (b.old, b.sampler)]
+    return all(np.abs(r[:, None] - corners).min(initial=1.0) > 1e-4 for r in ratios)
+
+
+@pytest.mark.parametrize(("name", "how"), [*((n, "") for n in ALL), *AGGREGATED])
+@settings(max_examples=40, deadline=None)
+@given(b=written_batches().filter(away_from_kinks))
+def test_value_and_derivative_are_the_written_equations(name: str, how: str, b: Written) -> None:
+    out = get_loss(name, **({"aggregation": how} if how else {}))(padded(b))
+    assert out.loss.item() == pytest.approx(LOSSES[name](b, b.logp, *([how] if how else [])), rel=1e-10, abs=1e-12)
+    expected = surprisal_derivative(LOSSES[name], b, *([how] if how else []))
+    for got, want in zip(unpadded(out.token_coef, b), expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(b=written_batches())
+def test_sans_coefficient_is_a_w_over_d(b: Written) -> None:
+    """Paper, appendix A: "SAN puts A w_t / D" on every grad l_t, here averaged over the responses that have a token."""
+    coef = unpadded(get_loss("san")(padded(b)).token_coef, b)
+    responses = sum(len(r) > 0 for r in b.logp)
+    for row, a, got in zip(b.logp, b.advantage, coef, strict=True):
+        if len(row) == 0:
+            continue
+        w = np.minimum(1, -row.mean() / -row)
+        np.testing.assert_allclose(got, a * w / (w * -row).sum() / responses, rtol=1e-10)
+        np.testing.assert_allclose((w * -row), np.minimum(-row, -row.mean()), rtol=1e-12)  # "capped at the sequence mean"
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@settings(max_examples=25, deadline=None)
+@given(b=written_batches(), extra=st.integers(0, 3))
+def test_token_coef_is_exactly_autograds_derivative(name: str, dtype: torch.dtype, b: Written, extra: int) -> None:
+    batch = padded(b, extra, dtype=dtype)
+    weights = torch.ones_like(batch.logp, requires_grad=True)
+    through = dataclasses.replace(batch, logp=batch.logp.detach() * weights)  # as from a model: not a leaf
+    through.logp.retain_grad()
+    out = get_loss(name)(through)
+    out.loss.backward()
+    assert through.logp.grad is not None
+    assert out.loss.dtype == out.token_coef.dtype == dtype
+    assert torch.equal(out.token_coef, -through.logp.grad)
+    assert not out.token_coef.requires_grad
+    assert torch.equal(out.token_coef[~batch.mask], torch.zeros(int((~batch.mask).sum()), dtype=dtype))
+    with torch.no_grad():
+        assert torch.equal(get_loss(name)(batch).token_coef, out.token_coef)
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=40, deadline=None)
+@given(b=written_batches(), extra=st.integers(0, 4), empty=st.integers(0, 2), filler=st.sampled_from([0.0, np.nan, -1e30, 7.0]))
+def test_padding_changes_nothing(name: str, b: Written, extra: int, empty: int, filler: float) -> None:
+    """Neither the width, nor what stands in the slots, nor rows without a token."""
+    plain = get_loss(name)(padded(b, filler=-1.0))
+    none = [np.zeros(0)] * empty
+    wider = Written([*b.logp, *none], [*b.advantage, *[np.nan] * empty], [*b.sampler, *none], [*b.old, *none])
+    batch = padded(wider, extra, filler)
+    out = get_loss(name)(batch)
+    out.loss.backward()
+    assert out.loss.item() == pytest.approx(plain.loss.item(), rel=1e-12, abs=1e-15)
+    assert dict(out.metrics) == pytest.approx(dict(plain.metrics), rel=1e-12, abs=1e-15)
+    for got, want in zip(unpadded(out.token_coef, b), unpadded(plain.token_coef, b), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-12)
+    assert batch.logp.grad is not None
+    assert torch.equal(batch.logp.grad[~batch.mask], torch.zeros(int((~batch.mask).sum()), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=25, deadline=None)
+@given(b=written_batches(), random=st.randoms(use_true_random=False))
+def test_row_order_changes_nothing(name: str, b: Written, random: object) -> None:
+    order = list(range(len(b.logp)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    batch = padded(b)
+    out = get_loss(name)(batch)
+    assert batch.sampler_logp is not None and batch.old_logp is not None
+    moved = TokenBatch(
+        batch.logp.detach()[order], batch.advantage[order], batch.mask[order], batch.sampler_logp[order], batch.old_logp[order]
+    )
+    shuffled = get_loss(name)(moved)
+    assert shuffled.loss.item() == pytest.approx(out.loss.item(), rel=1e-12, abs=1e-15)
+    torch.testing.assert_close(shuffled.token_coef, out.token_coef[order], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_log_ratios_of_50_stay_finite(name: str, dtype: torch.dtype) -> None:
+    logp = torch.tensor([[-60.0, -1.0], [-60.0, -1.0]], dtype=dtype, requires_grad=True)
+    other = torch.tensor([[-10.0, -51.0], [-10.0, -51.0]], dtype=dtype)  # log-ratios -50 and 50
+    mask = torch.ones(2, 2, dtype=torch.bool)
+    out = get_loss(name)(TokenBatch(logp, torch.tensor([1.0, -1.0], dtype=dtype), mask, other, other))
+    assert torch.isfinite(out.loss) and torch.isfinite(out.token_coef).all()
+    if name != "san":
+        out = get_loss(name)(TokenBatch(logp, torch.tensor([-1.0, -1.0], dtype=dtype), mask, other, other))
+        assert torch.isfinite(out.loss) and torch.isfinite(out.token_coef).all()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_equal_rewards_give_no_gradient(name: str) -> None:
+    b = random_rows(1, [3, 5, 2], 0.5)
+    out = get_loss(name)(padded(dataclasses.replace(b, advantage=[0.0, 0.0, 0.0])))
+    assert out.loss.item() == 0.0
+    assert torch.equal(out.token_coef, torch.zeros_like(out.token_coef))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_batch_without_any_token_has_loss_zero(name: str) -> None:
+    batch = padded(Written([np.zeros(0)] * 2, [1.0, -1.0], [np.zeros(0)] * 2, [np.zeros(0)] * 2), extra=3)
+    out = get_loss(name)(batch)
+    assert out.loss.item() == 0.0
+    assert torch.equal(out.token_coef, torch.zeros(2, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_tokens_the_learner_is_certain_of_give_finite_coefficients(name: str) -> None:
+    """Zero surprisal, and a log-probability that rounding has left above 0."""
+    for level in (0.0, 1e-9):
+        zero = [np.full(3, level), np.array([level, -1.0])]
+        out = get_loss(name)(padded(Written(zero, [1.0, -2.0], zero, zero)))
+        assert torch.isfinite(out.loss) and torch.isfinite(out.token_coef).all()
+
+
+def test_san_on_zero_surprisal_is_floored_as_declared() -> None:
+    """All surprisals 0: value 0, and the coefficient A w_t / (sum w x 1e-6), with w = 1."""
+    zero = [np.zeros(4)]
+    out = get_loss("san")(padded(Written(zero, [3.0], zero, zero)))
+    assert out.loss.item() == 0.0
+    torch.testing.assert_close(out.token_coef, torch.full((1, 4), 3.0 / 4 / 1e-6, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("grpo", "old_logp"),
+        ("ppo_clip", "old_logp"),
+        ("tis_ppo", "old_logp"),
+        ("tis_ppo", "sampler_logp"),
+        ("tis_reinforce", "sampler_logp"),
+    ],
+)
+def test_a_missing_log_probability_is_an_error_that_names_it(name: str, field: str) -> None:
+    batch = dataclasses.replace(padded(random_rows(0, [2, 3], 0.3)), **{field: None})
+    with pytest.raises(ValueError, match=f"no {field}"):
+        get_loss(name)(batch)
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [("ppo_clip", "old_logp"), ("tis_ppo", "sampler_logp"), ("tis_reinforce", "sampler_logp")]
+)
+def test_a_log_probability_missing_at_one_token_is_not_taken_for_a_number(name: str, field: str) -> None:
+    batch = padded(random_rows(0, [2, 3], 0.3))
+    getattr(batch, field)[1, 1] = float("nan")
+    assert torch.isnan(get_loss(name)(batch).loss)
+
+
+def test_san_reads_nothing_of_the_sampler() -> None:
+    batch = padded(random_rows(3, [4, 2], 1.0))
+    alone = TokenBatch(batch.logp, batch.advantage, batch.mask)
+    assert torch.equal(get_loss("san")(alone).token_coef, get_loss("san")(batch).token_coef)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mask": torch.ones(2, 3)}, "mask is torch.float32"),
+        ({"mask": torch.ones(2, 4, dtype=torch.bool)}, r"mask .* \(2, 4\)"),
+        ({"advantage": torch.ones(2, 3)}, "advantage"),
+        ({"sampler_logp": torch.zeros(2, 2)}, "sampler_logp"),
+        ({"logp": torch.zeros(3)}, "logp"),
+    ],
+)
+def test_shapes_are_checked(change: dict[str, torch.Tensor], message: str) -> None:
+    batch = dataclasses.replace(padded(random_rows(0, [2, 3], 0.3)), **change)
+    with pytest.raises(ValueError, match=message):
+        get_loss("tis_ppo")(batch)

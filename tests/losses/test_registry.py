@@ -1,0 +1,69 @@
+"""Names and parameters of losses."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from pth_exp.losses import TokenBatch, get_loss, loss_names, register
+from pth_exp.losses import registry as registry_module
+from pth_exp.schema import BUILTIN_ARMS, Arm
+
+
+@pytest.mark.parametrize("name", sorted(BUILTIN_ARMS))
+def test_defaults_are_those_of_the_arms_schema(name: str) -> None:
+    own = set(f.name for f in dataclasses.fields(BUILTIN_ARMS[name])) - set(f.name for f in dataclasses.fields(Arm))
+    declared = {f.name: f.default for f in dataclasses.fields(BUILTIN_ARMS[name]) if f.name in own}
+    assert dict(get_loss(name).parameters) == declared
+
+
+def test_every_arm_of_the_schema_has_a_loss() -> None:
+    assert set(BUILTIN_ARMS) <= set(loss_names())
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("ppo", {}, "'ppo' is not known; known are grpo, ppo_clip"),
+        ("san", {"cap": 2.0}, "'san' has no parameter 'cap'; its parameters: none"),
+        ("tis_reinforce", {"clip_low": 0.2}, "no parameter 'clip_low'; its parameters: cap, aggregation"),
+        ("tis_reinforce", {"cap": 0.0}, "cap is 0.0"),
+        ("tis_ppo", {"cap": -1.0}, "cap is -1.0"),
+        ("tis_ppo", {"cap": "two"}, "'tis_ppo'"),
+        ("ppo_clip", {"clip_low": 1.0}, "clip_low is 1.0"),
+        ("grpo", {"clip_high": -0.1}, "clip_high is -0.1"),
+        ("grpo", {"clip_high": float("nan")}, "clip_high is nan"),
+        ("ppo_clip", {"dual_clip": 1.0}, "dual_clip is 1.0"),
+        ("ppo_clip", {"aggregation": "token-mean"}, "token-mean"),
+        ("tis_reinforce", {"aggregation": "sum"}, "sum"),
+    ],
+)
+def test_impossible_requests_are_named(name: str, parameters: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        get_loss(name, **parameters)
+    assert message in str(error.value)
+
+
+def test_a_loss_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scalar is all that an author writes; the coefficient and the treatment of padding come with the registry."""
+    monkeypatch.setattr(registry_module, "_ENTRIES", dict(registry_module._ENTRIES))
+
+    @register("mine")
+    def mine(batch: TokenBatch, *, power: int = 2) -> tuple[Tensor, dict[str, Tensor]]:
+        return (batch.advantage[:, None] * (-batch.logp) ** power).sum(), {"actor/entropy": batch.logp.sum()}
+
+    logp = torch.tensor([[-1.0, -3.0, float("nan")]], requires_grad=True)
+    out = get_loss("mine", power=3)(TokenBatch(logp, torch.tensor([2.0]), torch.tensor([[True, True, False]])))
+    assert out.loss.item() == pytest.approx(2 * (1 + 27))
+    torch.testing.assert_close(out.token_coef, torch.tensor([[2 * 3 * 1.0, 2 * 3 * 9.0, 0.0]]))
+    assert out.metrics == {"actor/entropy": pytest.approx(-4.0)}
+
+    with pytest.raises(ValueError, match="'mine' is registered already"):
+        register("mine")(mine)
+
+    def nameless(batch: TokenBatch, *, power: int) -> tuple[Tensor, dict[str, Tensor]]:
+        return batch.logp.sum(), {}
+
+    with pytest.raises(ValueError, match="'power' has no default"):
+        register("nameless")(nameless)
