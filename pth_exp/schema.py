@@ -195,6 +195,7 @@ class TaskConfig:
     name: str = spec(MISSING, _SCIENCE, "name of the task in pth_exp.tasks")
     cut_at: list[str] = spec([], _SCIENCE, "a response is cut before the first of these texts, then scored; empty: never cut")
     train_after_cut: bool = spec(True, _SCIENCE, "tokens after the cut still train; only matters with cut_at")
+    chat_template: ChatTemplate = spec(ChatTemplate.never, _SCIENCE, "render prompts through the tokenizer's chat template")
 
 
 @dataclass
@@ -214,7 +215,6 @@ class Gsm8kTask(TaskConfig):
     """Grade-school word problems (Cobbe et al., 2021)."""
 
     path: Optional[str] = spec(None, _SCIENCE, "folder with train and test as .jsonl or .parquet; null: the hub's openai/gsm8k")
-    chat_template: ChatTemplate = spec(ChatTemplate.never, _SCIENCE, "render prompts through the tokenizer's chat template")
     prompt: str = spec(MISSING, _SCIENCE, "text of a prompt; {question} is replaced")
 
 

@@ -1,0 +1,99 @@
+"""What a task is: problems in splits, and a score for a response."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from pathlib import Path
+from typing import Protocol
+
+from pth_exp import schema
+
+
+class TaskError(ValueError):
+    """A task that cannot be had as configured; the message names the field, its value and the remedy."""
+
+
+class Split(StrEnum):
+    train = "train"
+    test = "test"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One prompt and its answer.
+
+    Attributes:
+        split: the split that the problem belongs to.
+        index: its place in the split, from 0.
+        prompt: the text of the prompt, before any chat template.
+        gold: the exact answer.
+        source: the row that the problem was made from; goes into the data's fingerprint.
+    """
+
+    split: Split
+    index: int
+    prompt: str
+    gold: Fraction
+    source: str
+
+
+class Task(Protocol):
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The split's problems in file order. Raises ``TaskError`` if they cannot be had."""
+        ...
+
+    def score(self, response: str, problem: Problem) -> float:
+        """The reward of a response, already cut; 0 or 1."""
+        ...
+
+
+def load_task(config: schema.TaskConfig) -> Task:
+    """The task that ``config.task`` describes. Problems are read when first asked for."""
+    from pth_exp.tasks.arithmetic import Arithmetic
+    from pth_exp.tasks.gsm8k import Gsm8k
+
+    if isinstance(config, schema.ArithmeticTask):
+        return Arithmetic(config)
+    if isinstance(config, schema.Gsm8kTask):
+        return Gsm8k(config)
+    raise TaskError(f"task.name: {config.name!r} has no implementation; known are arithmetic, gsm8k")
+
+
+def data_fingerprint(config: schema.TaskConfig) -> str:
+    """sha256 over every row of both splits in order, whatever file format they came in. Needs no torch."""
+    if isinstance(config, schema.ArithmeticTask):
+        fields = config.train_problems, config.test_problems, config.min_steps, config.max_steps, config.max_operand, config.problem_seed
+        return _arithmetic_fingerprint(*fields)
+    return _fingerprint(load_task(config))
+
+
+@functools.lru_cache
+def _arithmetic_fingerprint(train: int, test: int, shortest: int, longest: int, operand: int, seed: int) -> str:
+    """Kept, since a sweep freezes many runs of one made-up data set; files are read anew for every run."""
+    config = schema.ArithmeticTask("arithmetic", [], True, schema.ChatTemplate.never, train, test, shortest, longest, operand, seed)
+    return _fingerprint(load_task(config))
+
+
+def _fingerprint(task: Task) -> str:
+    digest = hashlib.sha256()
+    for split in Split:
+        for problem in task.problems(split):
+            digest.update(f"{split}\0{problem.index}\0{problem.source}\0{problem.gold}\n".encode())
+    return digest.hexdigest()
+
+
+def split_file(folder: Path, split: Split, suffixes: Sequence[str]) -> Path:
+    """The split's one file in ``folder``: ``train.jsonl``, ``train-00000-of-00001.parquet`` and the like.
+
+    Raises ``TaskError`` if there is none, or more than one.
+    """
+    found = sorted(p for p in folder.iterdir() if p.suffix in suffixes and p.name.startswith(split.value) and p.is_file())
+    if len(found) == 1:
+        return found[0]
+    listing = "none" if not found else ", ".join(p.name for p in found)
+    raise TaskError(f"task.path: {folder} needs one file {split}*{{{','.join(suffixes)}}}, found {listing}")
