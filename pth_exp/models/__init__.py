@@ -1,1 +1,5 @@
-"""Policies: where weights come from, and the embedded model."""
+"""Initial policies: the embedded one, a small pretrained one, local folders and the hub."""
+
+from pth_exp.models.resolve import ModelError, fingerprint, resolve
+
+__all__ = ["ModelError", "fingerprint", "resolve"]

@@ -1,0 +1,67 @@
+"""Models and tokenizers for a run: no remote code, safetensors only, and nothing of the model's own generation settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+from pth_exp import schema
+from pth_exp.models.resolve import ModelError, resolve
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """Tokens with a meaning for sampling.
+
+    Attributes:
+        eos: tokens that end a response.
+        pad: fills slots that masks exclude; may coincide with an end token.
+        forbidden: tokens that no policy may give probability to: the padding token, unless it also ends a response.
+    """
+
+    eos: tuple[int, ...]
+    pad: int
+    forbidden: tuple[int, ...]
+
+
+def load_policy(config: schema.ModelConfig, device: torch.device | str) -> tuple[Any, Any]:
+    """The causal language model, in evaluation mode on ``device``, and its tokenizer.
+
+    The files' generation_config.json (top-p, top-k, repetition penalty, ...) is replaced by an empty one: sampling is the sampler's alone.
+    Raises ``ModelError``.
+    """
+    folder = resolve(config)
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=getattr(torch, config.dtype),
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"model.path: {config.path!r} cannot be loaded from {folder}: {reason}; give a causal language model of an architecture "
+            "that this version of transformers knows, with its tokenizer"
+        ) from error
+    model.generation_config = transformers.GenerationConfig()
+    return model.to(device).eval(), tokenizer
+
+
+def special_tokens(model: Any, tokenizer: Any) -> SpecialTokens:
+    """End and padding tokens, from the tokenizer and the model's config.json. Raises ``ModelError`` if no token ends a response."""
+    configured = model.config.eos_token_id
+    ends = set(configured if isinstance(configured, list) else [configured]) | {tokenizer.eos_token_id}
+    eos = tuple(sorted(end for end in ends if end is not None))
+    if not eos:
+        raise ModelError(
+            f"model.path: {model.config.name_or_path!r} has no end-of-sequence token; set eos_token in its tokenizer_config.json"
+        )
+    pad = eos[0] if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+    return SpecialTokens(eos, pad, () if pad in eos else (pad,))
