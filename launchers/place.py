@@ -1,0 +1,127 @@
+"""Where runs execute. A place starts workers by their command line and never imports them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from pth_exp.freeze import FrozenRun
+from pth_exp.lifecycle import State
+
+WORKER = (sys.executable, "-m", "pth_exp.worker")
+
+LOG = "log.txt"
+"""A run's stdout and stderr, in its directory; attempts append."""
+
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+_GLIBC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+"""glibc gives every freed tensor back to the kernel unless told otherwise; keeping them spares a quarter of an update's time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run to execute.
+
+    Attributes:
+        index: its number in the sweep.
+        label: how people call it.
+        run_dir: its directory.
+        frozen: its frozen file.
+        sha256: the hash that the worker verifies.
+        environment: the frozen environment.
+        updates: how many updates it has, for progress.
+        threads: CPU threads that it may use.
+        device: ``stack.device``: auto, cpu, cuda or cuda:N.
+    """
+
+    index: int
+    label: str
+    run_dir: Path
+    frozen: Path
+    sha256: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    updates: int | None = None
+    threads: int = 1
+    device: str = "auto"
+
+    @classmethod
+    def of(cls, run: FrozenRun) -> Job:
+        stack = run.config_values["stack"]
+        return cls(
+            index=run.run["index"],
+            label=run.run["label"],
+            run_dir=run.path.parent,
+            frozen=run.path,
+            sha256=run.sha256,
+            environment=run.environment,
+            updates=run.config_values["updates"],
+            threads=stack.get("threads", 1),
+            device=stack.get("device", "auto"),
+        )
+
+    def command(self) -> list[str]:
+        return [*WORKER, "--frozen", str(self.frozen.absolute()), "--sha256", self.sha256]
+
+    def process_environment(self, place: str) -> dict[str, str]:
+        """What a worker's process must start with: it is too late for threads and the allocator once it runs."""
+        threads = dict.fromkeys(_THREAD_VARIABLES, str(self.threads))
+        return dict(os.environ) | _GLIBC | threads | self.environment | {"PTH_PLACE": place}
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run stood when its place was done with it.
+
+    Attributes:
+        state: COMPLETED, FAILED, PREEMPTED, LOST; QUEUED when it never started.
+        message: one sentence.
+        log_tail: the last lines of its log.
+    """
+
+    index: int
+    label: str
+    state: State
+    message: str
+    log_tail: str
+
+
+class Place(Protocol):
+    def dispatch(self, runs: Sequence[Job]) -> list[RunResult]:
+        """Execute the runs and return their results in the same order; one run's failure never stops another."""
+        ...
+
+
+def conclude(results: Sequence[RunResult], sweep_dir: Path, stream: TextIO) -> int:
+    """Say how a sweep ended, each run that did not complete by name with the last lines of its log; the exit code, 0 or 1."""
+    bad = [result for result in results if result.state is not State.COMPLETED]
+    for result in bad:
+        if result.state is State.QUEUED:
+            continue
+        print(f"\n[{result.index}] {result.label}: {result.state}: {result.message}", file=stream)
+        for line in result.log_tail.splitlines():
+            print(f"    | {line}", file=stream)
+    counts = ", ".join(f"{n} {state.lower()}" for state in State if (n := sum(r.state is state for r in results)))
+    print(f"\n{len(results)} runs: {counts}. Records: {sweep_dir}", file=stream)
+    if bad:
+        print(f"Go on with: pth resume {sweep_dir}", file=stream)
+    return 1 if bad else 0
+
+
+def log_tail(run_dir: Path, lines: int = 12) -> str:
+    """The last lines of a run's log."""
+    try:
+        with (run_dir / LOG).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+    except FileNotFoundError:
+        return ""
