@@ -38,7 +38,7 @@ def verify_first_batches(run_dir: Path, config: schema.Config) -> int:
 
 def first_batches(config: schema.Config) -> list[list[str]]:
     """Prompt IDs of the first batches in drawn order, as the frozen config draws them."""
-    from pth_exp.models import load_tokenizer
+    from pth_exp.models.load import load_tokenizer
     from pth_exp.staleness.queue import ReplayQueue
     from pth_exp.tasks import Split, load_task
     from pth_exp.tasks.order import PromptOrder

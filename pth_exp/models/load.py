@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ import transformers
 
 from pth_exp import schema
 from pth_exp.models.resolve import ModelError, resolve
+
+_UNLOADABLE = (OSError, ValueError, KeyError, ImportError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +46,27 @@ def load_policy(config: schema.ModelConfig, device: torch.device | str) -> tuple
             trust_remote_code=False,
             local_files_only=True,
         )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(
-            f"model.path: {config.path!r} cannot be loaded from {folder}: {reason}; give a causal language model of an architecture "
-            "that this version of transformers knows, with its tokenizer"
-        ) from error
+    except _UNLOADABLE as error:
+        raise _cannot_load(config, folder, error) from error
     model.generation_config = transformers.GenerationConfig()
-    return model.to(device).eval(), tokenizer
+    return model.to(device).eval(), load_tokenizer(config)
+
+
+def load_tokenizer(config: schema.ModelConfig) -> Any:
+    """The model's tokenizer, without its weights. Raises ``ModelError``."""
+    folder = resolve(config)
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except _UNLOADABLE as error:
+        raise _cannot_load(config, folder, error) from error
+
+
+def _cannot_load(config: schema.ModelConfig, folder: Path, error: Exception) -> ModelError:
+    reason = str(error).strip().splitlines()[0]
+    return ModelError(
+        f"model.path: {config.path!r} cannot be loaded from {folder}: {reason}; give a causal language model of an architecture "
+        "that this version of transformers knows, with its tokenizer"
+    )
 
 
 def special_tokens(model: Any, tokenizer: Any) -> SpecialTokens:
