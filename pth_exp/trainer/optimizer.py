@@ -1,0 +1,72 @@
+"""AdamW over a policy's parameters, with the gradient clip; low-precision weights get float32 masters."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pth_exp.schema import OptimizerConfig, OptimizerName
+
+
+class MasterOptimizer:
+    """An optimiser that steps float32 copies of the weights when the weights are of lower precision.
+
+    A bfloat16 number has 8 bits of mantissa: a step of 1e-5 on a weight of 0.02 would be rounded away. float32 weights are
+    stepped in place.
+    """
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig, lr: float) -> None:
+        self.weights = [p for p in model.parameters() if p.requires_grad]
+        self.masters = [p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for p in self.weights]
+        self._copies = [(p, m) for p, m in zip(self.weights, self.masters, strict=True) if p is not m]
+        self.optimizer = _build(self.masters, config, lr)
+
+    def step(self, max_grad_norm: float | None) -> tuple[float, bool]:
+        """One step; clears the gradients. Returns the global gradient norm before the clip, and whether the clip acted."""
+        for weight, master in self._copies:
+            master.grad, weight.grad = None if weight.grad is None else weight.grad.float(), None
+        gradients = [m.grad for m in self.masters if m.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        clipped = max_grad_norm is not None and bool(norm > max_grad_norm)
+        if max_grad_norm is not None and clipped:
+            nn.utils.clip_grads_with_norm_(self.masters, max_grad_norm, norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for weight, master in self._copies:
+                weight.copy_(master)
+        return float(norm), clipped
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: the optimiser's state, and the masters that differ from the weights."""
+        return {"optimizer": self.optimizer.state_dict(), "masters": [m.detach() for _, m in self._copies]}
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        for (_, master), saved in zip(self._copies, state["masters"], strict=True):
+            master.copy_(saved)
+
+
+def _build(parameters: list[Tensor], config: OptimizerConfig, lr: float) -> torch.optim.Optimizer:
+    """Raises ValueError, naming the field, when an 8-bit optimiser is asked for and cannot run here."""
+    arguments: dict[str, Any] = {
+        "lr": lr,
+        "betas": (config.beta1, config.beta2),
+        "eps": config.eps,
+        "weight_decay": config.weight_decay,
+    }
+    if config.name is OptimizerName.adamw:
+        return torch.optim.AdamW(parameters, foreach=True, **arguments)
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ValueError(f"optimizer.name={config.name} needs the package bitsandbytes: pip install 'pth-exp[8bit]', or optimizer.name=adamw")
+    if parameters[0].device.type != "cuda":
+        raise ValueError(f"optimizer.name={config.name} needs a GPU, and stack.device is {parameters[0].device}; use optimizer.name=adamw")
+    library = importlib.import_module("bitsandbytes.optim")
+    kind = {OptimizerName.adamw_8bit: "AdamW8bit", OptimizerName.paged_adamw_8bit: "PagedAdamW8bit"}[config.name]
+    optimizer: torch.optim.Optimizer = getattr(library, kind)(parameters, **arguments)
+    return optimizer
