@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -48,13 +47,11 @@ class UpdateReport:
 
     Attributes:
         steps: one report an optimiser step.
-        policy_logp: [B, T] log-probabilities under the learner at the start of the update.
-        seconds: wall time by part.
+        ref_seconds: wall time of the reference's forward pass.
     """
 
     steps: Sequence[StepReport]
-    policy_logp: Tensor
-    seconds: dict[str, float] = field(default_factory=dict)
+    ref_seconds: float
 
 
 class Learner:
@@ -96,18 +93,16 @@ class Learner:
         clock = Clock(device)
         with torch.no_grad():
             ref_logp = None if self.reference is None else self._log_probs(self.reference, rollout)
-        clock.lap("ref")
+        ref_seconds = clock.lap("ref")
 
         steps: list[StepReport] = []
-        old_logp = sampler_logp if self.old_policy is OldPolicy.sampler else None
-        policy_logp = mask.new_zeros(mask.shape, dtype=torch.float32)
+        old_logp: Tensor | None = None
         for step in range(self.settings.steps_per_batch):
             logp = self._forward(rollout)
             if step == 0:
-                # The policy at the start of the update is the policy of the first forward pass: nothing is computed twice, and
-                # the ratio to a recomputed old policy is 1 to the last bit.
-                policy_logp = logp.detach().clone()
-                old_logp = policy_logp if self.old_policy is OldPolicy.recomputed else sampler_logp
+                # The policy at the start of the update is the one of the first forward pass. It is not run twice, so the ratio to
+                # a recomputed old policy is 1 to the last bit.
+                old_logp = logp.detach().clone() if self.old_policy is OldPolicy.recomputed else sampler_logp
             batch = TokenBatch(logp, advantage, mask, sampler_logp, old_logp, ref_logp)
             output = self.loss(batch)
             total, kl_loss = output.loss, None
@@ -118,8 +113,7 @@ class Learner:
             norm, clipped = self.optimizer.step(self.settings.max_grad_norm)
             seen = TokenBatch(logp.detach(), advantage, mask, sampler_logp, old_logp, ref_logp)
             steps.append(StepReport(seen, output, float(total), kl_loss, logp_grad, norm, clipped))
-        clock.lap("update_actor")
-        return UpdateReport(steps, policy_logp, clock.seconds)
+        return UpdateReport(steps, ref_seconds)
 
     def log_probs(self, rollout: Rollout) -> Tensor:
         """[B, T] log-probabilities of the response tokens under the learner; 0 outside the mask's width; no gradient."""
@@ -207,5 +201,3 @@ class Clock:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
-
-

@@ -25,6 +25,11 @@ class MasterOptimizer:
         self._copies = [(p, m) for p, m in zip(self.weights, self.masters, strict=True) if p is not m]
         self.optimizer = _build(self.masters, config, lr)
 
+    @property
+    def lr(self) -> float:
+        """The learning rate that the next step will use."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
     def step(self, max_grad_norm: float | None) -> tuple[float, bool]:
         """One step; clears the gradients. Returns the global gradient norm before the clip, and whether the clip acted."""
         for weight, master in self._copies:
@@ -63,9 +68,10 @@ def _build(parameters: list[Tensor], config: OptimizerConfig, lr: float) -> torc
     if config.name is OptimizerName.adamw:
         return torch.optim.AdamW(parameters, foreach=True, **arguments)
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise ValueError(f"optimizer.name={config.name} needs the package bitsandbytes: pip install 'pth-exp[8bit]', or optimizer.name=adamw")
-    if parameters[0].device.type != "cuda":
-        raise ValueError(f"optimizer.name={config.name} needs a GPU, and stack.device is {parameters[0].device}; use optimizer.name=adamw")
+        raise ValueError(f"optimizer.name={config.name} needs pip install 'pth-exp[8bit]', or optimizer.name=adamw")
+    device = parameters[0].device
+    if device.type != "cuda":
+        raise ValueError(f"optimizer.name={config.name} needs a GPU, and this run is on {device}; set optimizer.name=adamw")
     library = importlib.import_module("bitsandbytes.optim")
     kind = {OptimizerName.adamw_8bit: "AdamW8bit", OptimizerName.paged_adamw_8bit: "PagedAdamW8bit"}[config.name]
     optimizer: torch.optim.Optimizer = getattr(library, kind)(parameters, **arguments)

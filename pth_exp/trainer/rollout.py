@@ -73,14 +73,10 @@ class Rollout:
         """[B] each row's prompt, as an index into ``prompts``."""
         return torch.arange(len(self.prompts)).repeat_interleave(self.tokens.shape[0] // len(self.prompts))
 
-    @property
-    def generation_id(self) -> str:
-        return f"{self.draw}:{self.version}"
-
-    def row_ids(self) -> list[str]:
-        """[B] names of the rows: prompt ID and response number."""
+    def rows(self) -> list[tuple[str, int]]:
+        """[B] prompt ID and response number of each row."""
         n = self.tokens.shape[0] // len(self.prompts)
-        return [f"{prompt.id}#{number}" for prompt in self.prompts for number in range(n)]
+        return [(prompt.id, number) for prompt in self.prompts for number in range(n)]
 
     def state(self) -> dict[str, Any]:
         """Plain values and tensors, as a checkpoint keeps them."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pth_exp.trainer.fingerprint import fingerprint
-from pth_exp.trainer.policy import Policy, Prefix
+from pth_exp.trainer.policy import Policy
 from pth_exp.trainer.rollout import Prompt, Response
 
 Choose = Callable[[Tensor, Tensor, int], Tensor]

@@ -1,0 +1,171 @@
+"""The objects of a run, made from its config, and what they say of themselves."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import torch
+
+from pth_exp.losses import BoundLoss, get_loss
+from pth_exp.models import load_policy
+from pth_exp.schema import Config, Reference, TrainerStack
+from pth_exp.tasks import Problem, Split, Task, load_task
+from pth_exp.tasks.order import PromptOrder
+from pth_exp.tasks.prompts import prompt_id, render
+from pth_exp.trainer.learner import Learner
+from pth_exp.trainer.optimizer import MasterOptimizer
+from pth_exp.trainer.policy import Policy
+from pth_exp.trainer.rollout import Prompt
+from pth_exp.trainer.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run consists of.
+
+    Attributes:
+        problems: the training split.
+        order: which of them each draw takes.
+        evaluation: the fixed subset of the test split.
+        initial_seed: what torch's global generator held when the model was built.
+    """
+
+    config: Config
+    stack: TrainerStack
+    task: Task
+    tokenizer: Any
+    problems: Sequence[Problem]
+    order: PromptOrder
+    evaluation: Sequence[Problem]
+    loss: BoundLoss
+    learner: Learner
+    sampler: Sampler
+    initial_seed: int
+
+    def prompt(self, problem: Problem) -> Prompt:
+        tokens = render(problem, self.tokenizer, self.config.task, self.config.max_prompt_tokens)
+        return Prompt(problem.index, prompt_id(problem, tokens), tuple(tokens))
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+
+def build(config: Config) -> Run:
+    """Raises ValueError, naming the field and the remedy, for a config that this stack cannot run."""
+    stack = config.stack
+    if not isinstance(stack, TrainerStack):
+        raise ValueError(f"stack.name is {stack.name!r}; this is the stack 'trainer'")
+    needs_reference = config.arm.needs_reference or config.kl.coef != 0
+    if needs_reference and config.model.reference is Reference.none:
+        raise ValueError("model.reference is none, but kl.coef or the arm asks for a reference; set model.reference=initial")
+    if config.arm.needs_sampler_logp and not stack.record_sampler_logp:
+        raise ValueError("stack.record_sampler_logp is false, but the arm reads the sampler's log-probabilities; set it to true")
+
+    torch.set_num_threads(stack.threads)
+    torch.manual_seed(config.seeds.init)
+    initial_seed = torch.initial_seed()
+    device = _device(stack.device)
+    model, tokenizer = load_policy(config.model, device)
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"model.path: the tokenizer of {config.model.path} has no end token, so no response could end")
+    # Where padding and end share a token, forbidding it would forbid ending; masks go by position, so nothing else is lost.
+    forbidden = None if tokenizer.pad_token_id == tokenizer.eos_token_id else tokenizer.pad_token_id
+    policy = Policy(model, config.temperature, forbidden)
+    reference = None
+    if needs_reference:
+        reference = Policy(copy.deepcopy(model).requires_grad_(False), config.temperature, forbidden)
+    loss = get_loss(config.arm.loss, **config.arm.parameters())
+
+    task = load_task(config.task)
+    problems, test = task.problems(Split.train), task.problems(Split.test)
+    return Run(
+        config=config,
+        stack=stack,
+        task=task,
+        tokenizer=tokenizer,
+        problems=problems,
+        order=PromptOrder(len(problems), config.prompts_per_update, config.seeds.data),
+        evaluation=_subset(test, config.validation.problems, config.seeds.eval),
+        loss=loss,
+        learner=Learner(
+            policy=policy,
+            reference=reference,
+            optimizer=MasterOptimizer(model, config.optimizer, config.lr),
+            loss=loss,
+            old_policy=config.arm.old_policy,
+            kl=config.kl,
+            settings=config.optimizer,
+            micro_batch_tokens=stack.micro_batch_tokens,
+            activations=stack.activations,
+        ),
+        sampler=Sampler(policy, tokenizer.eos_token_id, config.max_response_tokens, stack.sampler_rows, config.seeds.sampling),
+        initial_seed=initial_seed,
+    )
+
+
+def received(run: Run) -> dict[str, Any]:
+    """What the built objects hold, read back from them: dotted field of the config to value, and some facts besides."""
+    learner, sampler = run.learner, run.sampler
+    optimizer = learner.optimizer.optimizer
+    group = optimizer.param_groups[0]
+    model = learner.policy.model
+    weights = list(model.parameters())
+    values = {
+        "arm.loss": run.loss.name,
+        **{f"arm.{name}": value for name, value in run.loss.parameters.items()},
+        "arm.old_policy": learner.old_policy,
+        "lr": learner.optimizer.lr,
+        "optimizer.beta1": group["betas"][0],
+        "optimizer.beta2": group["betas"][1],
+        "optimizer.eps": group["eps"],
+        "optimizer.weight_decay": group["weight_decay"],
+        "optimizer.max_grad_norm": learner.settings.max_grad_norm,
+        "optimizer.steps_per_batch": learner.settings.steps_per_batch,
+        **{f"kl.{name}": value for name, value in asdict(learner.kl).items()},
+        "temperature": learner.policy.temperature,
+        "max_response_tokens": sampler.limit,
+        "model.dtype": str(weights[0].dtype).removeprefix("torch."),
+        "seeds.data": run.order.generator_seed if run.config.seeds.data is not None else None,
+        "seeds.sampling": sampler.seed,
+        "seeds.init": run.initial_seed,
+        "stack.threads": torch.get_num_threads(),
+        "stack.micro_batch_tokens": learner.micro_batch_tokens,
+        "stack.activations": learner.activations,
+        "objects": {
+            "optimizer": type(optimizer).__name__,
+            "parameters": sum(w.numel() for w in weights),
+            "device": str(learner.policy.device),
+            "data_generator_seed": run.order.generator_seed,
+            "first_indices": run.order.batch(0),
+            "evaluation_indices": [problem.index for problem in run.evaluation],
+            "reference": learner.reference is not None,
+            "sampler_temperature": sampler.policy.temperature,
+            "forbidden_token": sampler.policy.forbidden,
+            "end_token": sampler.end,
+            "attention": str(getattr(model.config, "_attn_implementation", "unknown")),
+        },
+    }
+    return {name: value.value if isinstance(value, StrEnum) else value for name, value in values.items()}
+
+
+def _device(name: str) -> torch.device:
+    """Raises ValueError when a GPU is asked for that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"stack.device={name}: {torch.cuda.device_count()} GPUs are visible; use stack.device=auto or cpu")
+    return device
+
+
+def _subset(problems: Sequence[Problem], size: int, seed: int) -> list[Problem]:
+    """``size`` problems chosen by ``seed``, in the order of the split; all of them when it has no more."""
+    if size >= len(problems):
+        return list(problems)
+    chosen = np.random.Generator(np.random.Philox(seed)).choice(len(problems), size, replace=False)
+    return [problems[i] for i in sorted(chosen.tolist())]
