@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from pth_exp.losses import BoundLoss, get_loss
-from pth_exp.models import load_policy
+from pth_exp.models.load import load_policy, special_tokens
 from pth_exp.schema import Config, Reference, TrainerStack
 from pth_exp.tasks import Problem, Split, Task, load_task
 from pth_exp.tasks.order import PromptOrder
@@ -71,14 +71,11 @@ def build(config: Config) -> Run:
     initial_seed = torch.initial_seed()
     device = _device(stack.device)
     model, tokenizer = load_policy(config.model, device)
-    if tokenizer.eos_token_id is None:
-        raise ValueError(f"model.path: the tokenizer of {config.model.path} has no end token, so no response could end")
-    # Where padding and end share a token, forbidding it would forbid ending; masks go by position, so nothing else is lost.
-    forbidden = None if tokenizer.pad_token_id == tokenizer.eos_token_id else tokenizer.pad_token_id
-    policy = Policy(model, config.temperature, forbidden)
+    special = special_tokens(model, tokenizer)
+    policy = Policy(model, config.temperature, special.forbidden)
     reference = None
     if needs_reference:
-        reference = Policy(copy.deepcopy(model).requires_grad_(False), config.temperature, forbidden)
+        reference = Policy(copy.deepcopy(model).requires_grad_(False), config.temperature, special.forbidden)
     loss = get_loss(config.arm.loss, **config.arm.parameters())
 
     task = load_task(config.task)
@@ -103,7 +100,7 @@ def build(config: Config) -> Run:
             micro_batch_tokens=stack.micro_batch_tokens,
             activations=stack.activations,
         ),
-        sampler=Sampler(policy, tokenizer.eos_token_id, config.max_response_tokens, stack.sampler_rows, config.seeds.sampling),
+        sampler=Sampler(policy, special.eos, config.max_response_tokens, stack.sampler_rows, config.seeds.sampling),
         initial_seed=initial_seed,
     )
 
@@ -145,8 +142,8 @@ def received(run: Run) -> dict[str, Any]:
             "evaluation_indices": [problem.index for problem in run.evaluation],
             "reference": learner.reference is not None,
             "sampler_temperature": sampler.policy.temperature,
-            "forbidden_token": sampler.policy.forbidden,
-            "end_token": sampler.end,
+            "forbidden_tokens": list(sampler.policy.forbidden),
+            "end_tokens": list(sampler.ends),
             "attention": str(getattr(model.config, "_attn_implementation", "unknown")),
         },
     }

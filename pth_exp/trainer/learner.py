@@ -108,11 +108,11 @@ class Learner:
             total, kl_loss = output.loss, None
             if self.kl.coef and ref_logp is not None:
                 penalty = kl_penalty(logp, ref_logp, mask, self.kl.estimator, self.kl.clamp, self.kl.aggregation)
-                total, kl_loss = total + self.kl.coef * penalty, float(penalty)
+                total, kl_loss = total + self.kl.coef * penalty, float(penalty.detach())
             logp_grad = self._backward(rollout, logp, total)
             norm, clipped = self.optimizer.step(self.settings.max_grad_norm)
             seen = TokenBatch(logp.detach(), advantage, mask, sampler_logp, old_logp, ref_logp)
-            steps.append(StepReport(seen, output, float(total), kl_loss, logp_grad, norm, clipped))
+            steps.append(StepReport(seen, output, float(total.detach()), kl_loss, logp_grad, norm, clipped))
         return UpdateReport(steps, ref_seconds)
 
     def log_probs(self, rollout: Rollout) -> Tensor:
@@ -135,14 +135,14 @@ class Learner:
         With micro-batches the loss has been differentiated on the whole batch with respect to ``logp``; what is left is the
         product of that vector with d logp / d parameters, which is a sum over rows and can be taken a few rows at a time.
         """
-        total.backward()
+        torch.autograd.backward(total)
         gradient = logp.grad
         if gradient is None:
             raise RuntimeError("the loss did not read logp: no gradient reaches the policy")
         if self.activations is Activations.micro_batch:
             for rows in micro_batches(rollout.lengths, self.micro_batch_tokens):
                 part = _rows_log_probs(self.policy, rollout, rows, None)
-                part.backward(gradient[rows.to(gradient.device), : part.shape[1]])
+                torch.autograd.backward(part, gradient[rows.to(gradient.device), : part.shape[1]])
         return gradient
 
     def _log_probs(self, policy: Policy, rollout: Rollout) -> Tensor:
@@ -173,7 +173,7 @@ def _rows_log_probs(policy: Policy, rollout: Rollout, rows: Tensor, shared: Pref
     width = max(1, int(rollout.lengths[rows].max()))
     owner = rollout.group[rows]
     if shared is None:
-        present, owner = owner.unique(return_inverse=True)
+        present, owner = torch.unique(owner, return_inverse=True)
         shared = policy.read([rollout.prompts[i].tokens for i in present])
     prefix = shared.select(owner.to(policy.device))
     tokens = rollout.tokens[rows, :width].to(policy.device)

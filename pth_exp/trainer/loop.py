@@ -126,7 +126,7 @@ def _validate(parts: Run, recorder: RunRecorder, update: int) -> None:
     config, sampler, learner = parts.config, parts.sampler, parts.learner
     before = sampler.fingerprint()
     prompts = [parts.prompt(problem) for problem in parts.evaluation]
-    responses = greedy(learner.policy, prompts, sampler.end, sampler.limit, sampler.rows)
+    responses = greedy(learner.policy, prompts, sampler.ends, sampler.limit, sampler.rows)
     texts = [cut_response(r.tokens, parts.text, config.task.cut_at).text for r in responses]
     correct = [int(parts.task.score(text, problem) == 1) for text, problem in zip(texts, parts.evaluation, strict=True)]
     recorder.evaluation(

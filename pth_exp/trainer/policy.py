@@ -38,29 +38,28 @@ class Prefix:
 
 
 class Policy:
-    """A model with the temperature and the forbidden token that define its distribution.
+    """A model with the temperature and the forbidden tokens that define its distribution.
 
     Args:
         model: a Hugging Face causal LM. Its generation config is never read.
         temperature: divides the logits.
-        forbidden: a token that has probability 0 (the padding token), or None.
+        forbidden: tokens that have probability 0: the padding token.
     """
 
-    def __init__(self, model: nn.Module, temperature: float, forbidden: int | None) -> None:
+    def __init__(self, model: nn.Module, temperature: float, forbidden: Sequence[int]) -> None:
         self.model = model.eval()
         self.device = next(model.parameters()).device
         self.temperature = temperature
-        self.forbidden = forbidden
+        self.forbidden = tuple(forbidden)
         # transformers renamed the argument on the way from 5.9 to 5.40
         names = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in names else "past_key_values"
-        config: Any = model.config
-        self._bias = torch.zeros(config.get_text_config().vocab_size, device=self.device)
-        if forbidden is not None:
-            self._bias[forbidden] = -torch.inf
+        self._config: Any = model.config
+        self._bias = torch.zeros(self._config.get_text_config().vocab_size, device=self.device)
+        self._bias[list(forbidden)] = -torch.inf
 
     def log_probs(self, logits: Tensor) -> Tensor:
-        """[..., V] float32 log-probabilities at the temperature, with the forbidden token left out."""
+        """[..., V] float32 log-probabilities at the temperature, with the forbidden tokens left out."""
         return torch.log_softmax(torch.add(self._bias, logits, alpha=1 / self.temperature), dim=-1)
 
     def read(self, prompts: Sequence[Sequence[int]]) -> Prefix:
@@ -70,7 +69,7 @@ class Policy:
         lengths = torch.tensor([len(p) for p in prompts], device=self.device)
         positions = torch.arange(width, device=self.device) - (width - lengths)[:, None]
         mask = (positions >= 0).long()
-        cache = DynamicCache(config=self.model.config)
+        cache = DynamicCache(config=self._config)
         logits = self._forward(tokens, mask, positions.clamp(min=0), cache, logits_to_keep=1)
         return Prefix(cache, mask, lengths, logits[:, -1])
 

@@ -28,7 +28,7 @@ def update_row(
         "reward/generated": float(torch.cat([rollout.rewards for rollout in drawn]).mean()),
         "reward/trained": float(trained.rewards.mean()),
         "actor/loss": _mean([step.loss for step in steps]),
-        "actor/pg_loss": _mean([float(step.output.loss) for step in steps]),
+        "actor/pg_loss": _mean([float(step.output.loss.detach()) for step in steps]),
         "actor/kl_loss": _mean(kl_losses) if kl_losses else None,
         "actor/grad_norm": _mean([step.grad_norm for step in steps]),
         "actor/grad_clipped": any(step.clipped for step in steps),

@@ -26,17 +26,17 @@ class Sampler:
 
     Args:
         policy: the initial policy; its weights are copied.
-        end: the token that ends a response.
+        ends: tokens that end a response.
         limit: tokens after which a response is truncated.
         rows: responses generated at a time.
         seed: of the random stream.
     """
 
-    def __init__(self, policy: Policy, end: int, limit: int, rows: int, seed: int) -> None:
+    def __init__(self, policy: Policy, ends: Sequence[int], limit: int, rows: int, seed: int) -> None:
         model = copy.deepcopy(policy.model).requires_grad_(False)
         self.policy = Policy(model, policy.temperature, policy.forbidden)
         self.version = 0
-        self.end, self.limit, self.rows, self.seed = end, limit, rows, seed
+        self.ends, self.limit, self.rows, self.seed = tuple(ends), limit, rows, seed
 
     @torch.no_grad()
     def refresh(self, weights: nn.Module, version: int) -> None:
@@ -60,23 +60,25 @@ class Sampler:
         ).to(self.policy.device)
         owner = torch.arange(len(prompts)).repeat_interleave(responses)
         result: list[Response] = []
-        for rows in owner.new_tensor(range(len(owner))).split(self.rows):
+        for start in range(0, len(owner), self.rows):
 
-            def choose(logp: Tensor, running: Tensor, number: int, first: int = int(rows[0])) -> Tensor:
+            def choose(logp: Tensor, running: Tensor, number: int, first: int = start) -> Tensor:
                 return inverse_cdf(logp, uniforms[running + first, number])
 
-            result += decode(self.policy, [prompts[i].tokens for i in owner[rows]], self.end, self.limit, choose)
+            result += decode(
+                self.policy, [prompts[i].tokens for i in owner[start : start + self.rows]], self.ends, self.limit, choose
+            )
         return result
 
 
-def greedy(policy: Policy, prompts: Sequence[Prompt], end: int, limit: int, rows: int) -> list[Response]:
+def greedy(policy: Policy, prompts: Sequence[Prompt], ends: Sequence[int], limit: int, rows: int) -> list[Response]:
     """The most probable token at each step, from the weights given; uses no random numbers."""
     with torch.no_grad():
         chunks = (prompts[start : start + rows] for start in range(0, len(prompts), rows))
         return [
             response
             for chunk in chunks
-            for response in decode(policy, [p.tokens for p in chunk], end, limit, lambda logp, _, __: logp.argmax(dim=-1))
+            for response in decode(policy, [p.tokens for p in chunk], ends, limit, lambda logp, _, __: logp.argmax(dim=-1))
         ]
 
 
@@ -95,10 +97,10 @@ def inverse_cdf(logp: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp(max=logp.shape[-1] - 1)
 
 
-def decode(policy: Policy, prompts: Sequence[Sequence[int]], end: int, limit: int, choose: Choose) -> list[Response]:
+def decode(policy: Policy, prompts: Sequence[Sequence[int]], ends: Sequence[int], limit: int, choose: Choose) -> list[Response]:
     """One response a row. A prompt that is named many times is read once; finished rows leave the batch.
 
-    Whether a row has ended is kept by position: a token that equals ``end`` ends the row and counts as one of its tokens.
+    Whether a row has ended is kept by position: one of ``ends`` ends the row and counts as one of its tokens.
     """
     names = list(dict.fromkeys(tuple(prompt) for prompt in prompts))
     place = {name: i for i, name in enumerate(names)}
@@ -109,6 +111,7 @@ def decode(policy: Policy, prompts: Sequence[Sequence[int]], end: int, limit: in
     lengths = torch.full((len(prompts),), limit, device=device)
     ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
 
+    end_tokens = torch.tensor(list(ends), device=device)
     running = torch.arange(len(prompts), device=device)
     done = torch.zeros(len(prompts), dtype=torch.bool, device=device)  # of the running rows
     logits = prefix.logits
@@ -117,7 +120,7 @@ def decode(policy: Policy, prompts: Sequence[Sequence[int]], end: int, limit: in
         chosen = choose(logp, running, number)
         tokens[running, number] = chosen
         logps[running, number] = logp.gather(1, chosen[:, None]).squeeze(1)
-        newly = (chosen == end) & ~done
+        newly = torch.isin(chosen, end_tokens) & ~done
         lengths[running[newly]] = number + 1
         ended[running[newly]] = True
         done = done | newly
