@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ class Policy:
         # transformers renamed the argument on the way from 5.9 to 5.40
         names = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in names else "past_key_values"
-        self._config: Any = model.config
+        self._config = cast(Any, model.config)
         self._bias = torch.zeros(self._config.get_text_config().vocab_size, device=self.device)
         self._bias[list(forbidden)] = -torch.inf
 
