@@ -13,8 +13,9 @@ This module imports neither Hydra nor torch: the worker builds the same dataclas
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Optional
@@ -360,6 +361,14 @@ VARIANTS: dict[str, dict[str, type[Any]]] = {
 """Groups whose members have fields of their own, by the member's ``name``."""
 
 
+LOCATIONS: dict[str, tuple[str, ...]] = {
+    "task.path": ("data",),
+    "model.path": ("model", "tokenizer"),
+    "model.revision": ("model", "tokenizer"),
+}
+"""Fields that say where an input lies. In a run's identity the input's own hash stands in their place."""
+
+
 # ------------------------------------------------------------------------------------------------- reading the schema
 
 
@@ -389,6 +398,31 @@ def _walk(node: Any, prefix: str) -> Iterator[FieldInfo]:
             yield FieldInfo(path, m["role"], m["meaning"], m["unit"], m["follows"])
 
 
+def field_table(arms: Mapping[str, type[Arm]] = BUILTIN_ARMS) -> dict[str, FieldInfo]:
+    """Every leaf field that some run may have, by dotted path."""
+    table: dict[str, FieldInfo] = {}
+
+    def add(cls: type[Any], prefix: str) -> None:
+        hints = typing.get_type_hints(cls)
+        for f in dataclasses.fields(cls):
+            path, m = prefix + f.name, f.metadata
+            variants = [*arms.values()] if path == "arm" else [*VARIANTS.get(path, {}).values()]
+            if dataclasses.is_dataclass(hints[f.name]):
+                for node in variants or [hints[f.name]]:
+                    add(node, path + ".")
+            else:
+                table.setdefault(path, FieldInfo(path, m["role"], m["meaning"], m["unit"], m["follows"]))
+
+    add(Config, "")
+    return table
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint at the known name that is closest to an unknown one; empty when none is close."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
 def build(values: Mapping[str, Any], arms: Mapping[str, type[Arm]] = BUILTIN_ARMS) -> Config:
     """The typed config of a resolved mapping, as read from a frozen file.
 
@@ -401,7 +435,10 @@ def build(values: Mapping[str, Any], arms: Mapping[str, type[Arm]] = BUILTIN_ARM
 
 
 def _variant(group: str, values: Mapping[str, Any], known: Mapping[str, type[Any]], key: str = "name") -> type[Any]:
-    name = values.get(group, {}).get(key)
+    node = values.get(group)
+    if not isinstance(node, Mapping):
+        raise ValueError(f"{group}: {node!r} is not a mapping; choose one with {group}=NAME")
+    name = node.get(key)
     if name not in known:
         raise ValueError(f"{group}.{key}: {name!r} is not known; known are {', '.join(sorted(known))}")
     return known[name]
@@ -410,9 +447,12 @@ def _variant(group: str, values: Mapping[str, Any], known: Mapping[str, type[Any
 def _build(cls: type[Any], values: Mapping[str, Any], path: str, types: Mapping[str, type[Any]]) -> Any:
     hints = typing.get_type_hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]
-    for problem, keys in (("unknown", set(values) - set(names)), ("missing", set(names) - set(values))):
-        if keys:
-            raise ValueError(f"{problem} field {path}{sorted(keys)[0]}")
+    for key in values:
+        if key not in names:
+            raise ValueError(f"{path}{key}: unknown field, with value {values[key]!r}{nearest(str(key), names)}")
+    for name in names:
+        if name not in values:
+            raise ValueError(f"{path}{name}: missing; give it a value with {path}{name}=...")
     return cls(**{n: _convert(types.get(path + n, hints[n]), values[n], path + n) for n in names})
 
 
@@ -440,5 +480,6 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not hint:
-        raise ValueError(f"{path}: {value!r} is not of type {hint.__name__}")
+        remedy = "put it into quotes" if hint is str else "write a number without quotes" if isinstance(value, str) else f"write {hint.__name__}"
+        raise ValueError(f"{path}: {value!r} is not of type {hint.__name__}; {remedy}")
     return value

@@ -1,1 +1,1 @@
-"""The shim through which Hydra discovers this project: launcher and sweeper, import-light."""
+"""Hydra discovers launchers and sweepers only here; the work is done in :mod:`pth_exp.launchers`."""

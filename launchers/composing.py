@@ -1,0 +1,218 @@
+"""Composes and resolves the config of each job of a sweep.
+
+Hydra composes a job in two steps: the config groups, then the single values on top. The first is slow and the same for every
+job with the same groups, so it is done once for each choice of groups. The second is done here on plain values: OmegaConf would
+coerce ``lr='1'`` to a float and ``name=5`` to a text without a word, the schema's own reading refuses them.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pth_exp import schema, validity
+from pth_exp.launchers.sources import uncoerced
+from pth_exp.refusal import Objection, Refusal, refuse
+
+
+@dataclass(frozen=True)
+class Composed:
+    """One job's config.
+
+    Attributes:
+        overrides: the job's overrides, as given.
+        raw: composed, interpolations not resolved.
+        values: resolved, as it is to be frozen.
+        config: the same, typed.
+        given: dotted field to the value that an override asked for.
+        choices: config group to the option chosen on the command line.
+        hydra: Hydra's own node.
+    """
+
+    overrides: list[str]
+    raw: dict[str, Any]
+    values: dict[str, Any]
+    config: schema.Config
+    given: dict[str, Any]
+    choices: dict[str, str]
+    hydra: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Base:
+    raw: dict[str, Any]
+    hydra: DictConfig
+
+
+class Composer:
+    """Composes the jobs of one sweep. ``arms`` maps a loss's name to its arms' dataclass."""
+
+    def __init__(self, loader: ConfigLoaderImpl, master: DictConfig, arms: Mapping[str, type[schema.Arm]]) -> None:
+        self._loader = loader
+        self._master = master
+        self._arms = arms
+        self._parser = OverridesParser.create()
+        self._parsed: dict[str, Override] = {}
+        self._groups: dict[str, bool] = {}
+        self._bases: dict[tuple[str, ...], _Base] = {}
+
+    def compose(self, overrides: Sequence[str]) -> Composed:
+        """The config of one job. Raises :class:`Refusal` naming field, value and remedy."""
+        where = " ".join(overrides)
+        try:
+            return self._compose(list(overrides))
+        except Refusal as refusal:
+            raise Refusal(refusal.objections, where) from None
+        except HydraException as error:
+            raise Refusal([Objection("config", "", str(error).strip(), "correct the override")], where) from error
+        except OmegaConfBaseException as error:
+            cause = error.__cause__
+            if isinstance(cause, Refusal):
+                raise Refusal(cause.objections, where) from None
+            raise refuse(str(error.full_key or where), "", str(error).splitlines()[0], "correct the value") from error
+
+    def _compose(self, overrides: list[str]) -> Composed:
+        parsed = [self._parse(text) for text in overrides]
+        groups = [o for o in parsed if self._is_group(o)]
+        base = self._base(tuple(str(o.input_line) for o in groups))
+        raw = copy.deepcopy(base.raw)
+        given: dict[str, Any] = {}
+        for override in parsed:
+            if override not in groups:
+                self._assign(raw, override, given)
+        self._assign_per_arm(raw, given)
+        resolved = OmegaConf.create(raw)
+        OmegaConf.copy_cache(from_config=self._master, to_config=resolved)
+        HydraConfig.instance().set_config(OmegaConf.create({"hydra": base.hydra}))
+        _refuse_missing(resolved)
+        values = OmegaConf.to_container(resolved, resolve=True, throw_on_missing=True)
+        assert isinstance(values, dict)
+        try:
+            config = schema.build(values, self._arms)
+        except ValueError as error:
+            field, _, message = str(error).partition(": ")
+            why, _, remedy = message.partition("; ")
+            raise refuse(field, "", why, remedy or "correct it") from None
+        objections = list(validity.objections(config))
+        if objections:
+            raise Refusal(objections)
+        choices = {o.key_or_group: str(o.value()) for o in groups}
+        given = {path: _select(values, path) if _interpolated(value) else value for path, value in given.items()}
+        hydra = OmegaConf.to_container(base.hydra, resolve=False, enum_to_str=True)
+        assert isinstance(hydra, dict)
+        hydra["overrides"]["task"] = overrides
+        plain = _plain(config)
+        assert isinstance(plain, dict)
+        return Composed(overrides, raw, plain, config, given, choices, {"hydra": hydra})
+
+    def _parse(self, text: str) -> Override:
+        if text not in self._parsed:
+            self._parsed[text] = self._parser.parse_override(text)
+        return self._parsed[text]
+
+    def _is_group(self, override: Override) -> bool:
+        key = override.key_or_group
+        if key not in self._groups:
+            self._groups[key] = override.package is not None or bool(self._loader.get_group_options(key))
+        return self._groups[key]
+
+    def _base(self, groups: tuple[str, ...]) -> _Base:
+        if groups not in self._bases:
+            composed = self._loader.load_sweep_config(self._master, list(groups))
+            self._bases[groups] = _Base(uncoerced(self._loader, composed, groups), composed.hydra)
+        return self._bases[groups]
+
+    def _assign(self, raw: dict[str, Any], override: Override, given: dict[str, Any]) -> None:
+        path, text = override.key_or_group, str(override.input_line)
+        if override.is_delete():
+            raise refuse(path, "", f"{text} takes away a field that every run needs", "give it a value instead")
+        value = override.value()
+        parent, name = _parent(raw, path)
+        if parent is None or name not in parent:
+            raise self._unknown(raw, path, value)
+        if override.is_add():
+            raise refuse(path, value, "exists already, so there is nothing to add", f"write {text.lstrip('+')}")
+        if path in given and given[path] != value:
+            raise refuse(path, f"{given[path]} and {path}={value}", "given twice", "give it once")
+        if isinstance(value, dict) and isinstance(parent[name], dict) and parent[name]:
+            for key, inner in value.items():
+                if key not in parent[name]:
+                    raise self._unknown(raw, f"{path}.{key}", inner)
+                parent[name][key] = given[f"{path}.{key}"] = inner
+            return
+        parent[name] = given[path] = value
+
+    def _unknown(self, raw: dict[str, Any], path: str, value: object) -> Refusal:
+        known = [*_paths(raw), *{p.split(".")[0] for p in _paths(raw)}]
+        hint = schema.nearest(path, known)
+        if path.startswith("arm."):
+            arm = raw["arm"].get("name") if isinstance(raw.get("arm"), dict) else None
+            remedy = f"arm {arm} has {', '.join(sorted(raw['arm']))}; a field of one arm alone is set in a block of hydra/sweeper=blocks"
+            return refuse(path, value, "unknown field of this arm", remedy)
+        return refuse(path, value, "unknown field", f"the fields are shown by `pth run ... --dry-run`{hint}")
+
+    def _assign_per_arm(self, raw: dict[str, Any], given: Mapping[str, Any]) -> None:
+        """Give fields that ``design.per_arm`` declares their arm's value; an override stands, and the gate names it."""
+        for declared in raw["design"]["per_arm"] or []:
+            values = declared.get("values") or {}
+            arm, path = raw["arm"].get("name"), declared.get("field")
+            if arm in values and path not in given:
+                parent, name = _parent(raw, str(path))
+                if parent is None or name not in parent:
+                    raise refuse("design.per_arm", path, "unknown field", "name a field of the config")
+                parent[name] = values[arm]
+
+
+def _interpolated(value: object) -> bool:
+    return isinstance(value, str) and "${" in value
+
+
+def _refuse_missing(config: DictConfig) -> None:
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise Refusal([refuse(key, "???", "has no value", f"give it one with {key}=...").objections[0] for key in missing])
+
+
+def _parent(raw: dict[str, Any], path: str) -> tuple[dict[str, Any] | None, str]:
+    *parents, name = path.split(".")
+    node: Any = raw
+    for key in parents:
+        node = node.get(key) if isinstance(node, dict) else None
+    return (node if isinstance(node, dict) else None), name
+
+
+def _select(values: Mapping[str, Any], path: str) -> Any:
+    node: Any = values
+    for key in path.split("."):
+        node = node[key]
+    return node
+
+
+def _paths(raw: Mapping[str, Any], prefix: str = "") -> list[str]:
+    paths: list[str] = []
+    for key, value in raw.items():
+        paths += _paths(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [f"{prefix}{key}"]
+    return paths
+
+
+def _plain(node: Any) -> Any:
+    """Plain values of a typed config: enums as text, integers given for floats as floats."""
+    if dataclasses.is_dataclass(node):
+        return {f.name: _plain(getattr(node, f.name)) for f in dataclasses.fields(node)}
+    if isinstance(node, list):
+        return [_plain(v) for v in node]
+    if isinstance(node, dict):
+        return {k: _plain(v) for k, v in node.items()}
+    return node.value if isinstance(node, enum.Enum) else node

@@ -1,0 +1,50 @@
+"""Shows what a sweep would run: every run's config, the field x run table and the gate's verdict. Nothing is written or started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus
+from rich.console import Console
+from rich.table import Table
+
+from pth_exp import freeze
+from pth_exp.design import ABSENT, flatten
+from pth_exp.launchers.freezing import Plan
+from pth_exp.launchers.gate import Verdict
+
+
+def launch(plan: Plan, job_overrides: Sequence[Sequence[str]], resolve: bool, table: bool) -> list[JobReturn]:
+    """Print one batch; ``resolve`` shows configs as they would be frozen. Raises :class:`Refusal` as a real launch would."""
+    done = len(plan.planned)
+    plan.add(job_overrides, with_inputs=False)
+    labels = plan.labels()
+    for index, planned in list(enumerate(plan.planned))[done:]:
+        print(f"# run {index}: {labels[index]}   ({' '.join(planned.composed.overrides)})")
+        print(freeze.dump(planned.composed.values if resolve else planned.composed.raw).decode())
+    if table:
+        verdict = plan.hold(labels)
+        _print_table(labels, [flatten(p.composed.values) for p in plan.planned], verdict)
+    return [JobReturn(overrides=p.composed.overrides, status=JobStatus.COMPLETED) for p in plan.planned[done:]]
+
+
+def _print_table(labels: Sequence[str], flats: Sequence[Mapping[str, Any]], verdict: Verdict) -> None:
+    comparison = verdict.comparison
+    kinds = {
+        "varied": comparison.varied,
+        "per arm": comparison.per_arm,
+        "unexpected": comparison.unexpected,
+        "execution": comparison.execution,
+    }
+    table = Table("field", "", *labels, title=f"{len(labels)} runs; the fields that differ", title_justify="left")
+    for kind, fields in kinds.items():
+        for path in fields:
+            table.add_row(path, kind, *(str(flat.get(path, ABSENT)) for flat in flats))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(80, 60 + 30 * len(labels)))
+    console.print(table)
+    print(f"design gate: {verdict.verdict}")
+    for finding in comparison.findings:
+        print(f"  {finding.kind}: {finding.message}\n    remedy: {finding.remedy}")

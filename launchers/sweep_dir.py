@@ -1,0 +1,109 @@
+"""The directory of a sweep: ``multirun_outputs/<experiment>/<UTC>-<hex4>/<NNN>-<config_id8>/``, its index and its links."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pth_exp import freeze
+from pth_exp.refusal import refuse
+
+if TYPE_CHECKING:
+    from pth_exp.launchers.freezing import Planned
+    from pth_exp.launchers.gate import Verdict
+
+FORMAT = 1
+INDEX = "index.json"
+
+
+@dataclass
+class SweepDir:
+    """A sweep's directory, owned by one launch."""
+
+    path: Path
+    name: str
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def create(cls, path: Path, name: str) -> SweepDir:
+        """Make the directory. Raises :class:`Refusal` if it is there: two launches would share it."""
+        path = path.absolute()
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            raise refuse(
+                "hydra.sweep.dir", path, "exists already; two launches would share a directory",
+                "leave hydra.sweep.dir as it is, or name a new one; `pth resume` goes on with an old sweep",
+            ) from None  # fmt: skip
+        return cls(path, name)
+
+    def freeze(self, planned: Planned, label: str, index: int) -> FrozenRun:
+        """Write one run's frozen config, and Hydra's own files beside it."""
+        composed = planned.composed
+        assert planned.config_id is not None
+        run_dir = self.path / f"{index:03d}-{planned.config_id[:8]}"
+        run_dir.mkdir()
+        run = {
+            "sweep": self.path.name,
+            "index": index,
+            "label": label,
+            "overrides": composed.overrides,
+            "experiment": composed.config.name,
+        }
+        env_set = composed.hydra["hydra"]["job"]["env_set"]
+        environment = {str(name): str(value) for name, value in env_set.items()}
+        frozen = freeze.freeze(composed.values, run, planned.inputs, environment, run_dir)
+        subdir = composed.hydra["hydra"]["output_subdir"]
+        if subdir is not None:
+            (run_dir / subdir).mkdir()
+            for file, content in (("config", composed.raw), ("hydra", composed.hydra), ("overrides", composed.overrides)):
+                (run_dir / subdir / f"{file}.yaml").write_bytes(freeze.dump(content))
+        self.rows.append(
+            {
+                "index": index,
+                "dir": run_dir.name,
+                "label": label,
+                "config_id": frozen.config_id,
+                "frozen_sha256": frozen.sha256,
+                "overrides": composed.overrides,
+                "arm": composed.config.arm.name,
+                "seed": composed.config.seed,
+            }
+        )
+        return frozen
+
+    def write_index(self, verdict: Verdict) -> None:
+        """Write ``index.json`` whole, then point ``latest`` at this sweep."""
+        index = {
+            "format": FORMAT,
+            "sweep": self.path.name,
+            "id": self.path.name,
+            "name": self.name,
+            "created": self.created,
+            "command": sys.argv,
+            "design": dataclasses.asdict(verdict.design),
+            "gate": verdict.as_index(),
+            "runs": self.rows,
+        }
+        temporary = self.path / f".{INDEX}.{os.getpid()}"
+        temporary.write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n")
+        temporary.replace(self.path / INDEX)
+        point(self.path.parent / "latest", self.path)
+        point(self.path.parent.parent / "latest", self.path)
+
+
+def point(link: Path, target: Path) -> None:
+    """Make ``link`` a relative symbolic link to ``target``, in one step; a file of that name that is no link is left alone."""
+    if link.exists() and not link.is_symlink():
+        return
+    temporary = link.with_name(f".latest.{secrets.token_hex(4)}")
+    temporary.symlink_to(os.path.relpath(target, link.parent))
+    temporary.replace(link)

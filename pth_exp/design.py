@@ -1,0 +1,318 @@
+"""What a comparison varies and holds fixed: one :func:`compare` that serves the design gate, ``pth diff`` and check 2.
+
+It works on plain mappings, so that any two YAML files can be compared; what the schema knows of a field adds its role and
+the field that it follows.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pth_exp import schema
+from pth_exp.schema import DesignConfig, Role
+
+ABSENT = "(absent)"
+"""Stands for the value of a field that a run does not have."""
+
+INPUT_OWNERS = {"inputs.data": "task", "inputs.model": "model", "inputs.tokenizer": "model"}
+
+
+@dataclass(frozen=True)
+class Described:
+    """One run as the design sees it.
+
+    Attributes:
+        label: how the run is called.
+        values: nested mapping of its config; the frozen hashes, where known, under ``inputs``.
+        given: dotted field to the value that an override asked for.
+        choices: config group to the option that was chosen.
+        config_id: the run's identity, where known.
+    """
+
+    label: str
+    values: Mapping[str, Any]
+    given: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[str, str] = field(default_factory=dict)
+    config_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One breach of the design.
+
+    ``kind`` is one of undeclared-difference, swept-but-equal, duplicate, override-did-not-arrive, ratio-with-recomputed,
+    weight-with-sampler, fixed-field-differs.
+    """
+
+    kind: str
+    field: str
+    runs: list[str]
+    message: str
+    remedy: str
+
+
+@dataclass
+class Comparison:
+    """Fields that differ between runs, by what the design says of them: field to {run label: value}."""
+
+    varied: dict[str, dict[str, Any]] = field(default_factory=dict)
+    per_arm: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unexpected: dict[str, dict[str, Any]] = field(default_factory=dict)
+    execution: dict[str, dict[str, Any]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def compare(runs: Sequence[Described], design: DesignConfig, swept: Iterable[str] = ()) -> Comparison:
+    """Hold runs against a design. ``swept`` are the fields swept on the command line; they stand for ``vary: null``.
+
+    Every field may differ that ``vary``, ``blocks`` or ``per_arm`` names, or that follows such a field; within a block a
+    follower must be a function of what it follows. Labels must be unique.
+    """
+    return _Comparing(runs, design, list(swept)).result
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mapping to {dotted path: leaf}; lists, and empty mappings, are leaves."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def covers(entry: str, path: str) -> bool:
+    """Whether naming ``entry`` speaks of the field ``path``: the field, a group that holds it, or what it follows."""
+    return path == entry or path.startswith(entry + ".") or entry in (_info(path).follows, INPUT_OWNERS.get(path))
+
+
+@functools.cache
+def _table() -> dict[str, schema.FieldInfo]:
+    return schema.field_table()
+
+
+def _info(path: str) -> schema.FieldInfo:
+    """What the schema says of a field; one that it does not know, as a user's own arm has, counts as science."""
+    return _table().get(path) or schema.FieldInfo(path, Role.science, "", "", "")
+
+
+def _key(value: Any) -> str:
+    """Text by which two values count as equal; unlike the identity's canonical form it takes whatever a YAML file holds."""
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+class _Comparing:
+    def __init__(self, runs: Sequence[Described], design: DesignConfig, swept: list[str]) -> None:
+        self.runs = runs
+        self.design = design
+        self.swept = swept
+        self.vary = swept if design.vary is None else list(design.vary)
+        self.flat = {run.label: flatten(run.values) for run in runs}
+        self.fields = list(dict.fromkeys(path for flat in self.flat.values() for path in flat))
+        self.differing = [path for path in self.fields if self._distinct(path) > 1]
+        self.result = Comparison()
+        self._check_each_run()
+        for declared in design.per_arm:
+            self._check_per_arm(declared)
+        for path in self.differing:
+            self._classify(path)
+        self._check_swept()
+        self._check_followers()
+        self._check_duplicates()
+
+    def _value(self, label: str, path: str) -> Any:
+        return self.flat[label].get(path, ABSENT)
+
+    def _values(self, path: str, labels: Iterable[str] | None = None) -> dict[str, Any]:
+        return {label: self._value(label, path) for label in (self.flat if labels is None else labels)}
+
+    def _distinct(self, path: str, labels: Iterable[str] | None = None) -> int:
+        return len({_key(value) for value in self._values(path, labels).values()})
+
+    def _find(self, kind: str, path: str, runs: Iterable[str], message: str, remedy: str) -> None:
+        self.result.findings.append(Finding(kind, path, list(runs), message, remedy))
+
+    # ------------------------------------------------------------------------------------------------ run by run
+
+    def _check_each_run(self) -> None:
+        for run in self.runs:
+            flat = self.flat[run.label]
+            for path, asked in run.given.items():
+                got = flat.get(path, ABSENT)
+                if _key(got) != _key(asked) and not (isinstance(asked, int) and got == float(asked)):
+                    self._find(
+                        "override-did-not-arrive", path, [run.label],
+                        f"asked for {path}={asked}, resolved to {got}", "give the field once, and nowhere after the override",
+                    )  # fmt: skip
+            arm, chosen = flat.get("arm.name"), run.choices.get("arm")
+            if chosen is not None and arm != chosen:
+                self._find(
+                    "override-did-not-arrive", "arm", [run.label],
+                    f"asked for arm={chosen}, the run's arm calls itself {arm}", f"set name: {chosen} in conf/arm/{chosen}.yaml",
+                )  # fmt: skip
+            self._check_correction(run.label, flat.get("arm.correction"), flat.get("arm.old_policy"))
+
+    def _check_correction(self, label: str, correction: Any, old_policy: Any) -> None:
+        if (correction, old_policy) == ("ratio", "recomputed"):
+            self._find(
+                "ratio-with-recomputed", "arm.old_policy", [label],
+                "arm.correction=ratio with arm.old_policy=recomputed: the ratio is against the learner, at any number of "
+                "optimiser steps, and corrects nothing of the sampler's lag",
+                "set arm.old_policy=sampler, or arm.correction=none",
+            )  # fmt: skip
+        if (correction, old_policy) == ("weight", "sampler"):
+            self._find(
+                "weight-with-sampler", "arm.old_policy", [label],
+                "arm.correction=weight with arm.old_policy=sampler: the weight old policy / sampler is 1 for every token",
+                "set arm.old_policy=recomputed",
+            )  # fmt: skip
+
+    # ---------------------------------------------------------------------------------------------- field by field
+
+    def _classify(self, path: str) -> None:
+        info, values = _info(path), self._values(path)
+        if info.role is Role.output:
+            return
+        if any(covers(entry, path) for entry in self.design.fixed):
+            self.result.unexpected[path] = values
+            self._find(
+                "fixed-field-differs", path, values, f"design.fixed names {path}, and it differs: {_show(values)}",
+                f"give {path} one value, or take it out of design.fixed",
+            )  # fmt: skip
+            return
+        if info.role is Role.execution:
+            self.result.execution[path] = values
+            return
+        if path in schema.LOCATIONS and all("inputs.data" in flat for flat in self.flat.values()):
+            return  # the contents are compared in its place
+        if any(declared.field == path for declared in self.design.per_arm):
+            return
+        owners = [entry for entry in [*self.vary, *self.design.blocks] if covers(entry, path)]
+        if not owners:
+            self.result.unexpected[path] = values
+            self._find(
+                "undeclared-difference", path, values, f"{path} differs, which the design does not declare: {_show(values)}",
+                f"give it one value, or name it in design.vary, design.blocks or design.per_arm (now: vary {self.vary}, "
+                f"blocks {list(self.design.blocks)})",
+            )  # fmt: skip
+            return
+        owner = max(owners, key=len)
+        strays = [] if owner == path else self._strays(path, owner)
+        if strays:
+            self.result.unexpected[path] = values
+            self._find(
+                "undeclared-difference", path, strays,
+                f"{path} differs between runs of one {owner}: {_show(self._values(path, strays))}",
+                f"give {path} one value for each {owner}, or name {path} in design.vary",
+            )  # fmt: skip
+            return
+        (self.result.per_arm if owner == "arm" else self.result.varied)[path] = values
+
+    def _strays(self, path: str, owner: str) -> list[str]:
+        """Runs of one block and one value of ``owner`` between which ``path`` differs all the same."""
+        groups: dict[str, list[str]] = {}
+        for label, flat in self.flat.items():
+            block = [self._value(label, f) for f in self.fields if any(covers(b, f) for b in self.design.blocks)]
+            identity = flat.get(f"{owner}.name", flat.get(owner, ABSENT))
+            groups.setdefault(_key([block, identity]), []).append(label)
+        return [label for group in groups.values() if self._distinct(path, group) > 1 for label in group]
+
+    def _check_per_arm(self, declared: schema.PerArm) -> None:
+        path, values = declared.field, self._values(declared.field)
+        arms = {label: flat.get("arm.name", ABSENT) for label, flat in self.flat.items()}
+        wrong = [x for x, value in values.items() if arms[x] in declared.values and _key(value) != _key(declared.values[arms[x]])]
+        others = [x for x in values if arms[x] not in declared.values]
+        if self._distinct(path, others) > 1:
+            wrong += others
+        if self._distinct(path) > 1:
+            (self.result.unexpected if wrong else self.result.per_arm)[path] = values
+        if wrong:
+            self._find(
+                "undeclared-difference", path, wrong,
+                f"design.per_arm gives {path} as {declared.values}; resolved to {_show(self._values(path, wrong))}",
+                f"do not override {path}, or change design.per_arm",
+            )  # fmt: skip
+
+    # -------------------------------------------------------------------------------------------- the whole sweep
+
+    def _check_swept(self) -> None:
+        """A swept field must differ. One that `vary` names may rest only if its values are replicates."""
+        expected = [*self.swept, *(e for e in self.vary if e not in self.swept and e not in self.design.replicate)]
+        for entry in expected if len(self.runs) > 1 else []:
+            own = [path for path in self.fields if path == entry or path.startswith(entry + ".")]
+            if not any(path in self.differing for path in own):
+                value = self._value(self.runs[0].label, own[0]) if own else ABSENT
+                self._find(
+                    "swept-but-equal", entry, self.flat, f"the comparison varies {entry}, and every run has {value}",
+                    f"give {entry} more than one value, or take it out of design.vary",
+                )  # fmt: skip
+
+    def _check_followers(self) -> None:
+        """Where ``seed`` differs, what it feeds must have followed it; ``seed=null`` leaves streams other than the data's at 0."""
+        declared = [*self.design.fixed, *self.vary, *self.design.blocks]
+        for path in self.fields:
+            source = _info(path).follows
+            if not source or source not in self.differing or path in declared:
+                continue
+            astray = [x for x in self.flat if self._value(x, path) != self._value(x, source)]
+            astray = [x for x in astray if (self._value(x, source), self._value(x, path)) != (None, 0)]
+            if astray:
+                self.result.varied.pop(path, None)
+                self.result.unexpected[path] = self._values(path)
+                seen = ", ".join(f"{x} has {source}={self._value(x, source)}, {path}={self._value(x, path)}" for x in astray)
+                self._find(
+                    "swept-but-equal", path, astray, f"{source} is varied but did not reach {path}: {seen}",
+                    f"do not set {path}; it follows {source}. If it is to rest, name it in design.fixed",
+                )  # fmt: skip
+
+    def _check_duplicates(self) -> None:
+        groups: dict[str, list[str]] = {}
+        for run in self.runs:
+            groups.setdefault(run.config_id or self._identity(run.label), []).append(run.label)
+        for group in groups.values():
+            if len(group) > 1:
+                self._find(
+                    "duplicate", "config_id", group, f"{', '.join(group)}: the same science fields, so the same run",
+                    "leave one out, or let them differ in seed",
+                )  # fmt: skip
+
+    def _identity(self, label: str) -> str:
+        science = {p: v for p, v in self.flat[label].items() if _info(p).role is Role.science and not p.startswith("inputs.")}
+        return _key(science)
+
+
+def _show(values: Mapping[str, Any], limit: int = 6) -> str:
+    shown = [f"{value} ({label})" for label, value in list(values.items())[:limit]]
+    return ", ".join(shown) + (f" and {len(values) - limit} more" if len(values) > limit else "")
+
+
+def labels(arms: Sequence[str], flats: Sequence[Mapping[str, Any]], design: DesignConfig, vary: Sequence[str]) -> list[str]:
+    """A readable, unique name for each run: its arm, the varied fields that differ, and blocks' fields where needed."""
+    parts = [[arm] for arm in arms]
+
+    def add(path: str, only: set[int]) -> None:
+        short = path.removesuffix(".name")
+        for index in only:
+            parts[index].append(f"{short}={flats[index].get(path, ABSENT)}")
+
+    fields = list(dict.fromkeys(path for flat in flats for path in flat))
+    own = [f for e in vary if e != "arm" for f in fields if f == e or f == f"{e}.name"]
+    others = [f for e in design.blocks for f in fields if f == e or f == f"{e}.name"]
+    for path in own:
+        differs = {i for i, a in enumerate(flats) if any(_key(a.get(path, ABSENT)) != _key(b.get(path, ABSENT)) and
+                   all(_key(a.get(o, ABSENT)) == _key(b.get(o, ABSENT)) for o in others) for b in flats)}  # fmt: skip
+        add(path, differs)
+    for path in [*others, *(f for f in fields if _info(f).role is Role.science)]:
+        groups: dict[tuple[str, ...], set[int]] = {}
+        for index, part in enumerate(parts):
+            groups.setdefault(tuple(part), set()).add(index)
+        for group in groups.values():
+            if len({_key(flats[i].get(path, ABSENT)) for i in group}) > 1:
+                add(path, group)
+    names = ["·".join(part) for part in parts]
+    return [name if names.count(name) == 1 else f"{name}·#{index}" for index, name in enumerate(names)]

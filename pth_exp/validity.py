@@ -1,0 +1,100 @@
+"""Combinations of values that no run can honour. Each is refused before a sweep starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from pth_exp import schema
+from pth_exp.refusal import Objection
+from pth_exp.schema import Config, Correction, OldPolicy, Reference
+
+_AT_LEAST: dict[str, float] = {
+    "refresh_interval": 1, "replay_age": 0, "updates": 1, "prompts_per_update": 1, "responses_per_prompt": 2,
+    "max_prompt_tokens": 1, "max_response_tokens": 1, "lr": 0, "seed": 0,
+    "seeds.data": 0, "seeds.sampling": 0, "seeds.init": 0, "seeds.eval": 0,
+    "kl.coef": 0, "validation.every": 1, "validation.problems": 1, "probe.first_batches": 1,
+    "optimizer.beta1": 0, "optimizer.beta2": 0, "optimizer.weight_decay": 0, "optimizer.steps_per_batch": 1,
+    "stack.threads": 1, "stack.sampler_rows": 1, "stack.micro_batch_tokens": 1, "stack.checkpoint_every": 1,
+    "stack.keep_checkpoints": 0, "task.train_problems": 1, "task.test_problems": 1, "task.min_steps": 1, "task.max_operand": 1,
+    "arm.clip_low": 0, "arm.clip_high": 0,
+}  # fmt: skip
+_ABOVE: dict[str, float] = {
+    "temperature": 0, "kl.clamp": 0, "optimizer.eps": 0, "optimizer.max_grad_norm": 0, "arm.cap": 0, "arm.dual_clip": 1,
+}  # fmt: skip
+_BELOW: dict[str, float] = {"optimizer.beta1": 1, "optimizer.beta2": 1, "arm.clip_low": 1}
+_WHY = {
+    "responses_per_prompt": "a group of one response has no group-normalised advantage",
+    "refresh_interval": "the sampler is refreshed on every N-th update",
+    "replay_age": "a batch cannot be trained on before it is generated",
+}
+
+
+def objections(config: Config) -> Iterator[Objection]:
+    """Everything that is wrong with a run, field by field."""
+    for info in schema.leaf_fields(config):
+        value = _value(config, info.path)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield from _number(info.path, value)
+    yield from _needs(config)
+    yield from _sizes(config)
+
+
+def _value(config: Config, path: str) -> object:
+    node: object = config
+    for name in path.split("."):
+        node = getattr(node, name)
+    return node
+
+
+def _number(path: str, value: float) -> Iterator[Objection]:
+    why = _WHY.get(path, "out of range")
+    if not math.isfinite(value):
+        yield Objection(path, str(value), "not a finite number", "write a finite number")
+    elif path in _AT_LEAST and value < _AT_LEAST[path]:
+        yield Objection(path, str(value), why, f"{path} must be at least {_AT_LEAST[path]}")
+    elif path in _ABOVE and value <= _ABOVE[path]:
+        yield Objection(path, str(value), why, f"{path} must be above {_ABOVE[path]}")
+    elif path in _BELOW and value >= _BELOW[path]:
+        yield Objection(path, str(value), why, f"{path} must be below {_BELOW[path]}")
+
+
+def _needs(config: Config) -> Iterator[Objection]:
+    arm = config.arm
+    if config.model.reference is Reference.none:
+        if arm.needs_reference:
+            yield Objection("model.reference", "none", f"arm {arm.name} reads the reference policy", "set model.reference=initial")
+        if config.kl.coef > 0:
+            yield Objection(
+                "model.reference", "none", f"kl.coef={config.kl.coef} penalises the distance to a reference policy",
+                "set kl.coef=0 or model.reference=initial",
+            )  # fmt: skip
+    reads_sampler = arm.needs_sampler_logp or arm.old_policy is OldPolicy.sampler or arm.correction is Correction.weight
+    if reads_sampler and not config.stack.record_sampler_logp:
+        yield Objection(
+            "stack.record_sampler_logp", "false", f"arm {arm.name} reads the sampler's log-probabilities",
+            "set stack.record_sampler_logp=true",
+        )  # fmt: skip
+
+
+def _sizes(config: Config) -> Iterator[Objection]:
+    task = config.task
+    if isinstance(task, schema.ArithmeticTask):
+        if task.max_steps < task.min_steps:
+            yield Objection("task.max_steps", str(task.max_steps), f"below task.min_steps={task.min_steps}", "raise it")
+        if config.prompts_per_update > task.train_problems:
+            yield Objection(
+                "prompts_per_update", str(config.prompts_per_update), f"the task has {task.train_problems} training problems",
+                "lower it, or raise task.train_problems",
+            )  # fmt: skip
+        if config.validation.every is not None and config.validation.problems > task.test_problems:
+            yield Objection(
+                "validation.problems", str(config.validation.problems), f"the task has {task.test_problems} test problems",
+                "lower it, or raise task.test_problems",
+            )  # fmt: skip
+    if isinstance(task, schema.Gsm8kTask) and "{question}" not in task.prompt:
+        yield Objection("task.prompt", repr(task.prompt), "has no place for the question", "write {question} where it belongs")
+    stack = config.stack
+    eight_bit = config.optimizer.name is not schema.OptimizerName.adamw
+    if eight_bit and isinstance(stack, schema.TrainerStack) and stack.device == "cpu":
+        yield Objection("optimizer.name", config.optimizer.name, "needs a GPU, and stack.device=cpu", "set optimizer=adamw")
