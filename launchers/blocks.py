@@ -44,7 +44,7 @@ def _by_key(parser: OverridesParser, overrides: Sequence[str], where: str) -> di
     for override in parser.parse_overrides(list(overrides)):
         key = override.key_or_group if override.package is None else f"{override.key_or_group}@{override.package}"
         if key in found:
-            raise refuse(key, override.get_value_element_as_str(), f"given twice in {where}", "give it once; commas sweep")
+            raise refuse(key, str(override.input_line).partition("=")[2], f"given twice in {where}", "give it once; commas sweep")
         found[key] = override
     return found
 
@@ -53,10 +53,17 @@ def _values(override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [str(override.input_line)]
     if not override.is_discrete_sweep():
-        raise refuse(override.key_or_group, override.input_line, "has no list of values to sweep", "write values with commas, or range(...)")
+        raise refuse(
+            override.key_or_group,
+            override.input_line,
+            "has no list of values to sweep",
+            "write values with commas, or range(...)",
+        )
     key = override.get_key_element()
     values = [f"{key}={value}" for value in override.sweep_string_iterator()]
     doubled = {v for v in values if values.count(v) > 1}
     if doubled:
-        raise refuse(key, override.get_value_element_as_str(), f"sweeps {min(doubled)} twice: the same run", "give each value once")
+        raise refuse(
+            key, str(override.input_line).partition("=")[2], f"sweeps {min(doubled)} twice: the same run", "give each value once"
+        )
     return values

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pth_exp import schema, validity
-from pth_exp.launchers.sources import uncoerced
+from pth_exp.launchers.sources import plain_values, uncoerced
 from pth_exp.refusal import Objection, Refusal, refuse
 
 
@@ -97,8 +97,7 @@ class Composer:
         OmegaConf.copy_cache(from_config=self._master, to_config=resolved)
         HydraConfig.instance().set_config(OmegaConf.create({"hydra": base.hydra}))
         _refuse_missing(resolved)
-        values = OmegaConf.to_container(resolved, resolve=True, throw_on_missing=True)
-        assert isinstance(values, dict)
+        values = plain_values(resolved, resolve=True)
         try:
             config = schema.build(values, self._arms)
         except ValueError as error:
@@ -110,12 +109,9 @@ class Composer:
             raise Refusal(objections)
         choices = {o.key_or_group: str(o.value()) for o in groups}
         given = {path: _select(values, path) if _interpolated(value) else value for path, value in given.items()}
-        hydra = OmegaConf.to_container(base.hydra, resolve=False, enum_to_str=True)
-        assert isinstance(hydra, dict)
+        hydra = plain_values(base.hydra)
         hydra["overrides"]["task"] = overrides
-        plain = _plain(config)
-        assert isinstance(plain, dict)
-        return Composed(overrides, raw, plain, config, given, choices, {"hydra": hydra})
+        return Composed(overrides, raw, _plain(config), config, given, choices, {"hydra": hydra})
 
     def _parse(self, text: str) -> Override:
         if text not in self._parsed:
@@ -159,7 +155,9 @@ class Composer:
         hint = schema.nearest(path, known)
         if path.startswith("arm."):
             arm = raw["arm"].get("name") if isinstance(raw.get("arm"), dict) else None
-            remedy = f"arm {arm} has {', '.join(sorted(raw['arm']))}; a field of one arm alone is set in a block of hydra/sweeper=blocks"
+            remedy = (
+                f"arm {arm} has {', '.join(sorted(raw['arm']))}; what one arm alone has is set in a block of hydra/sweeper=blocks"
+            )
             return refuse(path, value, "unknown field of this arm", remedy)
         return refuse(path, value, "unknown field", f"the fields are shown by `pth run ... --dry-run`{hint}")
 
@@ -208,7 +206,7 @@ def _paths(raw: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def _plain(node: Any) -> Any:
-    """Plain values of a typed config: enums as text, integers given for floats as floats."""
+    """Plain values of a typed config, in which an integer given for a float has become one; enums as text."""
     if dataclasses.is_dataclass(node):
         return {f.name: _plain(getattr(node, f.name)) for f in dataclasses.fields(node)}
     if isinstance(node, list):

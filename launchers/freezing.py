@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig
@@ -49,6 +50,7 @@ class Plan:
         self.master = master
         self.swept: tuple[str, ...] = ()
         self.planned: list[Planned] = []
+        assert isinstance(context.config_loader, ConfigLoaderImpl)
         self._composer = Composer(context.config_loader, master, arms)
         self._inputs: dict[str, dict[str, Any]] = {}
 
@@ -87,7 +89,7 @@ class Plan:
         return design.labels([p.composed.config.arm.name for p in self.planned], flats, declared, vary)
 
     def hold(self, labels: Sequence[str]) -> gate.Verdict:
-        """The gate's verdict over all runs. Raises :class:`Refusal` if it is to refuse."""
+        """The gate's verdict over all runs."""
         described = [p.described(label) for p, label in zip(self.planned, labels, strict=True)]
         return gate.hold(described, self.design(), self.swept)
 
@@ -106,14 +108,13 @@ class FreezingLauncher:
         self.plan.add(job_overrides, with_inputs=True)
         labels = self.plan.labels()
         verdict = self.plan.hold(labels)
+        verdict.enforce()
         if self._sweep_dir is None:
             name = self.plan.planned[0].composed.config.name
             self._sweep_dir = SweepDir.create(Path(self.plan.master.hydra.sweep.dir), name)
         for finding in verdict.comparison.findings:
             print(f"labelled: {finding.kind}: {finding.message}", file=sys.stderr)
-        batch = [
-            self._sweep_dir.freeze(self.plan.planned[i], labels[i], i) for i in range(done, len(self.plan.planned))
-        ]
+        batch = [self._sweep_dir.freeze(self.plan.planned[i], labels[i], i) for i in range(done, len(self.plan.planned))]
         self._sweep_dir.write_index(verdict)
         results = self._place.dispatch([Job.of(run) for run in batch])
         conclude(results, self._sweep_dir.path, sys.stderr)

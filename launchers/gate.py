@@ -16,27 +16,29 @@ from pth_exp.schema import DesignConfig, Gate
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the gate found. ``labelled`` means that the sweep starts although it breaks its design."""
+    """What the gate found: pass, refused, or labelled, which starts a sweep although it breaks its design."""
 
     verdict: str
     comparison: design.Comparison
     design: DesignConfig
+
+    def enforce(self) -> None:
+        """Raise :class:`Refusal` if the sweep is not to start."""
+        if self.verdict == "refused":
+            objections = [Objection(f"{f.kind}: {f.field}", "", f.message, f.remedy) for f in self.comparison.findings]
+            raise Refusal(objections, "the design gate (design.gate=label starts the sweep all the same, labelled)")
 
     def as_index(self) -> dict[str, Any]:
         return {"verdict": self.verdict, "findings": [dataclasses.asdict(f) for f in self.comparison.findings]}
 
 
 def hold(runs: Sequence[design.Described], declared: DesignConfig, swept: Sequence[str]) -> Verdict:
-    """Compare the runs, and those of the sweep that the design extends. Raises :class:`Refusal` if the gate is to refuse."""
+    """Compare the runs, and those of the sweep that the design extends."""
     earlier = earlier_runs(declared.extends) if declared.extends is not None else []
     comparison = design.compare([*earlier, *runs], declared, swept)
     resolved = dataclasses.replace(declared, vary=list(swept) if declared.vary is None else declared.vary)
-    if not comparison.findings:
-        return Verdict("pass", comparison, resolved)
-    if declared.gate is Gate.label:
-        return Verdict("labelled", comparison, resolved)
-    objections = [Objection(f"{f.kind}: {f.field}", "", f.message, f.remedy) for f in comparison.findings]
-    raise Refusal(objections, "the design gate (design.gate=label starts the sweep all the same, labelled)")
+    verdict = "pass" if not comparison.findings else "labelled" if declared.gate is Gate.label else "refused"
+    return Verdict(verdict, comparison, resolved)
 
 
 def earlier_runs(sweep: str) -> list[design.Described]:
@@ -48,6 +50,8 @@ def earlier_runs(sweep: str) -> list[design.Described]:
     except (OSError, ValueError, KeyError) as error:
         raise refuse("design.extends", sweep, f"cannot be read: {error}", "name the directory of a sweep") from error
     return [
-        design.Described(f"{index['id']}/{run.run['label']}", {**run.config_values, "inputs": run.inputs}, config_id=run.config_id)
+        design.Described(
+            f"{index['id']}/{run.run['label']}", {**run.config_values, "inputs": run.inputs}, config_id=run.config_id
+        )
         for run in frozen
     ]

@@ -20,9 +20,13 @@ def check(hydra: DictConfig) -> None:
 def _objections(hydra: DictConfig) -> Iterator[Objection]:
     if hydra.get("callbacks"):
         names = ", ".join(map(str, hydra.callbacks))
-        yield Objection("hydra.callbacks", names, "a run is a worker without Hydra, callbacks would never be called", "remove them")
+        yield Objection(
+            "hydra.callbacks", names, "a run is a worker without Hydra, callbacks would never be called", "remove them"
+        )
     if hydra.job.chdir:
-        yield Objection("hydra.job.chdir", "true", "a worker does not change its directory", "use the run's directory by its path")
+        yield Objection(
+            "hydra.job.chdir", "true", "a worker does not change its directory", "use the run's directory by its path"
+        )
     if OmegaConf.select(hydra, "sweeper.max_batch_size") is not None:
         yield Objection(
             "hydra.sweeper.max_batch_size", str(hydra.sweeper.max_batch_size),

@@ -52,7 +52,9 @@ class LocalPlace:
         if slots is not None and slots < 1:
             raise refuse("hydra.launcher.slots", slots, "leaves no run a place", "give at least 1, or null")
         if memory_per_run_gb is not None and memory_per_run_gb <= 0:
-            raise refuse("hydra.launcher.memory_per_run_gb", memory_per_run_gb, "is no amount of memory", "give more than 0, or null")
+            raise refuse(
+                "hydra.launcher.memory_per_run_gb", memory_per_run_gb, "is no amount of memory", "give more than 0, or null"
+            )
         self._slots, self._stream = slots, stream
         self._need = None if memory_per_run_gb is None else int(memory_per_run_gb * GIB)
         self._largest = 0

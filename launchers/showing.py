@@ -1,4 +1,4 @@
-"""Shows what a sweep would run: every run's config, the field x run table and the gate's verdict. Nothing is written or started."""
+"""Shows what a sweep would run: every run's config, the field x run table, the gate's verdict. Nothing is written or started."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def launch(plan: Plan, job_overrides: Sequence[Sequence[str]], resolve: bool, ta
     if table:
         verdict = plan.hold(labels)
         _print_table(labels, [flatten(p.composed.values) for p in plan.planned], verdict)
+        verdict.enforce()
     return [JobReturn(overrides=p.composed.overrides, status=JobStatus.COMPLETED) for p in plan.planned[done:]]
 
 

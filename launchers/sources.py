@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.default_element import ResultDefault
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import Container, DictConfig, OmegaConf
 
 from pth_exp.refusal import Objection, Refusal
 
@@ -19,8 +19,7 @@ def uncoerced(loader: ConfigLoaderImpl, composed: DictConfig, overrides: Sequenc
     ``overrides`` choose groups. Raises :class:`Refusal` for a value that the chosen experiment sets and a file merged after it
     replaces.
     """
-    plain = OmegaConf.to_container(composed, resolve=False, enum_to_str=True)
-    assert isinstance(plain, dict)
+    plain = plain_values(composed)
     plain.pop("hydra")
     hydra_overrides = list(composed.hydra.overrides.hydra)
     defaults = loader.compute_defaults_list(composed.hydra.job.config_name, [*hydra_overrides, *overrides], RunMode.RUN).defaults
@@ -37,6 +36,11 @@ def uncoerced(loader: ConfigLoaderImpl, composed: DictConfig, overrides: Sequenc
     return plain
 
 
+def plain_values(config: Container, resolve: bool = False) -> dict[str, Any]:
+    """A composed config as plain values. Raises ``MissingMandatoryValue`` when resolving what has no value."""
+    return cast(dict[str, Any], OmegaConf.to_container(config, resolve=resolve, throw_on_missing=resolve, enum_to_str=True))
+
+
 def _written(loader: ConfigLoaderImpl, default: ResultDefault) -> dict[str, Any]:
     """A file's own values, nested as its package says; empty for a schema node and for Hydra's own files."""
     if default.config_path is None or default.config_path.startswith(("hydra/", "schema/")):
@@ -44,8 +48,7 @@ def _written(loader: ConfigLoaderImpl, default: ResultDefault) -> dict[str, Any]
     loaded = loader.repository.load_config(default.config_path)
     if loaded is None:
         return {}
-    values = OmegaConf.to_container(loaded.config, resolve=False)
-    assert isinstance(values, dict)
+    values = plain_values(loaded.config)
     values.pop("defaults", None)
     package = default.package if default.package is not None else loaded.header["package"]
     for name in reversed([p for p in (package or "").split(".") if p]):

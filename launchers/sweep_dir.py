@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pth_exp import freeze
+from pth_exp.freeze import FrozenRun
 from pth_exp.refusal import refuse
 
 if TYPE_CHECKING:

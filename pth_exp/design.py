@@ -253,7 +253,7 @@ class _Comparing:
                 )  # fmt: skip
 
     def _check_followers(self) -> None:
-        """Where ``seed`` differs, what it feeds must have followed it; ``seed=null`` leaves streams other than the data's at 0."""
+        """Where ``seed`` differs, what it feeds must have followed; ``seed=null`` leaves the streams but the data's at 0."""
         declared = [*self.design.fixed, *self.vary, *self.design.blocks]
         for path in self.fields:
             source = _info(path).follows

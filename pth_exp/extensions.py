@@ -116,7 +116,9 @@ def _collect(modules: Mapping[str, ModuleType]) -> dict[str, type[schema.Arm]]:
             if loss in arms:
                 raise refuse("ARMS", loss, f"{name} names a loss that exists already", "choose another name for it")
             if not (isinstance(arm, type) and issubclass(arm, schema.Arm)):
-                raise refuse("ARMS", loss, f"{name} maps it to {arm!r}", "map it to a dataclass that derives from pth_exp.schema.Arm")
+                raise refuse(
+                    "ARMS", loss, f"{name} maps it to {arm!r}", "map it to a dataclass that derives from pth_exp.schema.Arm"
+                )
             arms[loss] = arm
     return arms
 
@@ -150,5 +152,7 @@ def conf_folders(folder: Path, own: Path) -> list[tuple[str, Path]]:
     for name, conf in places:
         for option in sorted(conf.rglob("*.yaml")):
             if (own / option.relative_to(conf)).is_file():
-                raise refuse(str(option), "", f"an option of this name comes with pth-exp and hides the one of {name}", "rename it")
+                raise refuse(
+                    str(option), "", f"an option of this name comes with pth-exp and hides the one of {name}", "rename it"
+                )
     return places

@@ -68,7 +68,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     for option in ("config_name", "config_path"):
         if getattr(args, option) is not None:
             raise refuse(
-                f"--{option.replace('_', '-')}", getattr(args, option), "`pth run` has one primary config, which keeps runs frozen",
+                f"--{option.replace('_', '-')}", getattr(args, option), "`pth run` has a primary config of its own",
                 "put yours into conf/experiment/ of a study folder or of --config-dir, and choose it with experiment=NAME",
             )  # fmt: skip
     if args.experimental_rerun is not None:
@@ -92,10 +92,21 @@ def _hydra(args: argparse.Namespace) -> Iterator[Hydra]:
         search_path.prepend("command-line", f"file://{folder}", before_schema)
     for name, folder in extensions.conf_folders(Path.cwd(), CONF):
         search_path.prepend(name, f"file://{folder}", before_schema)
+    _register_plugins()
     try:
         yield Hydra.create_main_hydra2(task_name="pth_run", config_search_path=search_path)
     finally:
         GlobalHydra.instance().clear()
+
+
+def _register_plugins() -> None:
+    """Hydra scans folders for plug-ins, and an editable install has none to scan for ours."""
+    plugins = Plugins.instance()
+    from hydra_plugins.pth_exp.launchers import PthDryRun, PthLocal
+    from hydra_plugins.pth_exp.sweepers import BlocksSweeper
+
+    for plugin in (PthDryRun, PthLocal, BlocksSweeper):
+        plugins.register(plugin)
 
 
 def _dispatch(hydra: Hydra, args: argparse.Namespace) -> int:
@@ -108,7 +119,7 @@ def _dispatch(hydra: Hydra, args: argparse.Namespace) -> int:
     elif args.info is not None:
         hydra.show_info(args.info, config_name=PRIMARY, overrides=args.overrides)
     elif args.cfg in ("hydra", "all"):
-        hydra.show_cfg(PRIMARY, args.overrides, args.cfg, args.package, args.resolve, RunMode.MULTIRUN)
+        hydra.show_cfg(PRIMARY, args.overrides, args.cfg, args.package, args.resolve)
     else:
         _sweep(hydra, args)
     return 0
@@ -159,7 +170,7 @@ def _objections(overrides: Sequence[Override]) -> Iterator[Objection]:
     seen: dict[str, str] = {}
     for override in overrides:
         key, text = override.key_or_group, str(override.input_line)
-        value = "" if override.is_delete() else str(override.get_value_element_as_str())
+        value = text.partition("=")[2]
         if key in seen:
             why = "two experiments in one sweep: Hydra would drop the sweeps of both" if key == "experiment" else "given twice"
             yield Objection(key, f"{seen[key]} and {value}", why, "give it once; a union of grids is hydra/sweeper=blocks")

@@ -253,7 +253,9 @@ class KlConfig:
 class ValidationConfig:
     """Greedy decoding of test problems with the learner's weights."""
 
-    every: Optional[int] = spec(10, _SCIENCE, "validate before update 0, after every so many updates and at the end; null: never", "updates")
+    every: Optional[int] = spec(
+        10, _SCIENCE, "validate before update 0, after every so many updates and at the end; null: never", "updates"
+    )
     problems: int = spec(256, _SCIENCE, "size of the fixed subset of the test split", "problems")
 
 
@@ -295,7 +297,9 @@ class Expectation:
 class DesignConfig:
     """What a comparison varies and holds fixed."""
 
-    vary: Optional[list[str]] = spec(None, _OUTPUT, "fields that may differ within a block; null: those swept on the command line")
+    vary: Optional[list[str]] = spec(
+        None, _OUTPUT, "fields that may differ within a block; null: those swept on the command line"
+    )
     fixed: list[str] = spec([], _OUTPUT, "fields that must not differ anywhere in the sweep")
     per_arm: list[PerArm] = spec([], _OUTPUT, "fields that belong to an arm, with values and reason")
     blocks: list[str] = spec([], _OUTPUT, "fields that tell blocks apart; runs are compared within a block")
@@ -439,7 +443,7 @@ def _variant(group: str, values: Mapping[str, Any], known: Mapping[str, type[Any
     if not isinstance(node, Mapping):
         raise ValueError(f"{group}: {node!r} is not a mapping; choose one with {group}=NAME")
     name = node.get(key)
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ValueError(f"{group}.{key}: {name!r} is not known; known are {', '.join(sorted(known))}")
     return known[name]
 
@@ -480,6 +484,12 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not hint:
-        remedy = "put it into quotes" if hint is str else "write a number without quotes" if isinstance(value, str) else f"write {hint.__name__}"
+        remedy = (
+            "put it into quotes"
+            if hint is str
+            else "write a number without quotes"
+            if isinstance(value, str)
+            else f"write {hint.__name__}"
+        )
         raise ValueError(f"{path}: {value!r} is not of type {hint.__name__}; {remedy}")
     return value

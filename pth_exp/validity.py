@@ -63,7 +63,9 @@ def _needs(config: Config) -> Iterator[Objection]:
     arm = config.arm
     if config.model.reference is Reference.none:
         if arm.needs_reference:
-            yield Objection("model.reference", "none", f"arm {arm.name} reads the reference policy", "set model.reference=initial")
+            yield Objection(
+                "model.reference", "none", f"arm {arm.name} reads the reference policy", "set model.reference=initial"
+            )
         if config.kl.coef > 0:
             yield Objection(
                 "model.reference", "none", f"kl.coef={config.kl.coef} penalises the distance to a reference policy",

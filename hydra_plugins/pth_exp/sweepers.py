@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.core.plugins import Plugins
+from hydra.core.utils import JobStatus
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -19,16 +20,17 @@ class BlocksSweeper(Sweeper):
         self.params = params
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.hydra_context = hydra_context
+        self.loader = hydra_context.config_loader
         self.launcher: Any = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
     def sweep(self, arguments: list[str]) -> Any:
         from pth_exp.launchers.blocks import expand
+        from pth_exp.launchers.freezing import RunsFailed
 
-        jobs, self.launcher.swept = expand(self.blocks, self.params, arguments, self.hydra_context.config_loader)
+        jobs, self.launcher.swept = expand(self.blocks, self.params, arguments, self.loader)
         returns = self.launcher.launch(jobs, initial_job_idx=0)
-        for returned in returns:
-            _ = returned.return_value  # raises for a run that failed
+        if any(returned.status is JobStatus.FAILED for returned in returns):
+            raise RunsFailed
         return [returns]
