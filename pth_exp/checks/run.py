@@ -1,0 +1,82 @@
+"""All checks over a sweep, and whether they came out as its design expects."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from pth_exp.checks import batches, config, ratio
+from pth_exp.checks.result import Outcome, Verdict
+from pth_exp.records.reader import Sweep
+
+CHECKS = (ratio.NAME, config.NAME, batches.NAME)
+
+UNREMARKABLE = (Outcome.passed, Outcome.warned)
+"""Verdicts that need no expectation; a fail, or something not measured, has to be declared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surprise:
+    """A verdict other than the expected one, or an expectation that nothing met."""
+
+    run: str
+    check: str
+    expected: str
+    found: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Verdicts in the sweep's order, check by check; ``expected`` holds the (run, check) pairs whose verdict was declared."""
+
+    verdicts: list[Verdict]
+    surprises: list[Surprise]
+    expected: frozenset[tuple[str, str]]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "as_expected": not self.surprises,
+            "verdicts": [
+                verdict.as_dict() | {"declared": (verdict.run, verdict.check) in self.expected} for verdict in self.verdicts
+            ],
+            "surprises": [asdict(surprise) for surprise in self.surprises],
+        }
+
+    def of(self, run: str, check: str) -> Verdict:
+        """The verdict of one check on one run; raises KeyError for a pair that was not judged."""
+        for verdict in self.verdicts:
+            if (verdict.run, verdict.check) == (run, check):
+                return verdict
+        raise KeyError(f"{run}, {check}")
+
+
+def check_sweep(sweep: Sweep) -> Report:
+    """Runs checks 1 to 3 and holds the verdicts against ``design.expect``; a later expectation overrides an earlier one."""
+    verdicts = [ratio.check(run) for run in sweep.runs] + config.check(sweep) + [batches.check(run) for run in sweep.runs]
+    surprises = [Surprise(p.file, "", "records", "missing", p.message) for p in sweep.problems]
+    expectations = sweep.index["design"]["expect"]
+    met: set[int] = set()
+    declared: set[tuple[str, str]] = set()
+    for verdict in verdicts:
+        matching = [
+            i
+            for i, wanted in enumerate(expectations)
+            if wanted["check"] == verdict.check and fnmatchcase(verdict.run, wanted["run"])
+        ]
+        met.update(matching)
+        if matching:
+            wanted = expectations[matching[-1]]
+            declared.add((verdict.run, verdict.check))
+            if verdict.outcome != wanted["verdict"]:
+                surprises.append(Surprise(verdict.run, verdict.check, wanted["verdict"], verdict.outcome, verdict.reason))
+        elif verdict.outcome not in UNREMARKABLE:
+            surprises.append(Surprise(verdict.run, verdict.check, "pass or warn", verdict.outcome, verdict.reason))
+    for i, wanted in enumerate(expectations):
+        if i not in met:
+            where = f"no run is called {wanted['run']}" if wanted["check"] in CHECKS else f"checks are {', '.join(CHECKS)}"
+            surprises.append(
+                Surprise(wanted["run"], wanted["check"], wanted["verdict"], "no such verdict", f"design.expect: {where}")
+            )
+    return Report(verdicts, surprises, frozenset(declared))
