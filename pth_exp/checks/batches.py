@@ -42,7 +42,7 @@ def check(run: RunRecords) -> Verdict:
             (number, f"{distinct} distinct batches in {len(ids)} updates, and the design does not allow reuse. {reuse}")
         )
     faults += [fault for fault in (_wrong_age(run), _wrong_weights(run), _disturbed(run)) if fault]
-    details = tuple(text for text in (reuse if distinct < len(ids) else None, _ages(run.updates), _overlap(run.batches)) if text)
+    details = tuple(text for text in (_ages(run.updates), _overlap(run.batches)) if text)
     values: dict[str, Any] = {
         "distinct": distinct,
         "updates": len(ids),
@@ -61,7 +61,7 @@ def check(run: RunRecords) -> Verdict:
     if missing:
         return say(Outcome.not_measured, number if ids else "no batch IDs", missing + ".")
     if distinct < len(ids):
-        return say(Outcome.passed, number, "Batches are used again, which design.allow_reuse declares.")
+        return say(Outcome.passed, number, f"Batches are used again, as design.allow_reuse declares. {reuse}")
     return say(Outcome.passed, number, "Every update trains on a batch of its own, as old as scheduled.")
 
 

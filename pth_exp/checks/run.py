@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from pth_exp import lifecycle
 from pth_exp.checks import batches, config, ratio
 from pth_exp.checks.result import Outcome, Verdict
-from pth_exp.records.reader import Sweep
+from pth_exp.lifecycle import State
+from pth_exp.records.reader import RunRecords, Sweep
 
 CHECKS = (ratio.NAME, config.NAME, batches.NAME)
 
@@ -55,7 +57,8 @@ class Report:
 def check_sweep(sweep: Sweep) -> Report:
     """Runs checks 1 to 3 and holds the verdicts against ``design.expect``; a later expectation overrides an earlier one."""
     verdicts = [ratio.check(run) for run in sweep.runs] + config.check(sweep) + [batches.check(run) for run in sweep.runs]
-    surprises = [Surprise(p.file, "", "records", "missing", p.message) for p in sweep.problems]
+    surprises = [Surprise(p.file, "run", "records", "none", p.message) for p in sweep.problems]
+    surprises += [surprise for run in sweep.runs if (surprise := _not_completed(run))]
     expectations = sweep.index["design"]["expect"]
     met: set[int] = set()
     declared: set[tuple[str, str]] = set()
@@ -80,3 +83,11 @@ def check_sweep(sweep: Sweep) -> Report:
                 Surprise(wanted["run"], wanted["check"], wanted["verdict"], "no such verdict", f"design.expect: {where}")
             )
     return Report(verdicts, surprises, frozenset(declared))
+
+
+def _not_completed(run: RunRecords) -> Surprise | None:
+    """A run whose last step, the verification, did not succeed is not done, however many updates it recorded."""
+    status = lifecycle.status(run.path)
+    if status.state is State.COMPLETED:
+        return None
+    return Surprise(run.label, "run", State.COMPLETED, status.state, status.detail)

@@ -117,8 +117,8 @@ def _details(report: Report, verdicts: Sequence[Verdict], paint: Painter) -> Ite
             yield from paragraph(detail, 6, paint.width)
     passed = sorted((v for v in verdicts if v.outcome is Outcome.passed), key=lambda v: v.reason)
     for reason, group in groupby(passed, key=lambda v: v.reason):
-        yield f"  {paint('pass', 'pass')}  {', '.join(v.run for v in group)}"
-        yield from paragraph(reason, 6, paint.width)
+        yield f"  {paint('pass', 'pass')}  {reason}"
+        yield from paragraph(", ".join(v.run for v in group), 8, paint.width)
 
 
 def _accuracy(runs: Sequence[RunSummary], paint: Painter) -> Iterator[str]:

@@ -128,9 +128,8 @@ def _finish_accuracy(axes: Axes, runs: Sequence[RunRecords], interval: int) -> N
     if 1 < interval < end and end / interval <= 12:
         for update in range(interval, end, interval):
             axes.axvline(update, color="#777777", linestyle=":", linewidth=1)
-        axes.annotate(
-            "refresh", (interval, 1), xycoords=("data", "axes fraction"), ha="right", va="top", fontsize=8, color="#777777"
-        )
+        look: Any = {"ha": "right", "va": "bottom", "rotation": 90, "fontsize": 8, "color": "#777777"}
+        axes.annotate("refresh", (interval, 0.03), xycoords=("data", "axes fraction"), **look)
     if not axes.lines:
         _nothing(axes, "no validation recorded")
 
@@ -168,16 +167,15 @@ def _batches(axes: Axes, runs: Sequence[RunRecords], replicate: Sequence[str], l
         queue = sharing[0].config["queue"]
         if queue not in longest or len(points) > len(longest[queue][0]):
             longest[queue] = points, sharing
-    for number, (queue, (points, sharing)) in enumerate(longest.items()):
+    for queue, (points, sharing) in longest.items():
         distinct = len({row["batch_id"] for row in sharing[0].batches if row.get("batch_id")})
         colours = {looks[cell(run, replicate)][0] for run in sharing}
-        axes.step(
+        axes.plot(
             *zip(*points, strict=True),
-            where="mid",
             color=colours.pop() if len(colours) == 1 else "#333333",
             linestyle=DASHES[1] if queue == "warmup" else "-",
-            linewidth=2.2 if number == 0 else 1.8,
-            label=f"queue={queue}: {distinct} distinct batches in {len(points)} updates",
+            linewidth=1.8,
+            label=f"{queue}: {distinct} of {len(points)} distinct",
         )
     if paths:
         axes.legend(loc="upper left")

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from pth_exp import schema
+from pth_exp import lifecycle, schema
+from pth_exp.lifecycle import State
 from pth_exp.records.writer import RunRecorder
 
 CORRECTION = {"grpo": "none", "ppo_clip": "ratio", "tis_ppo": "weight", "tis_reinforce": "weight", "san": "behaviour_free"}
@@ -77,7 +78,9 @@ def make(
             {"index": index, "dir": run.name, "label": label, "config_id": identity, "frozen_sha256": sha256, "overrides": []}
             | {"arm": values["arm"]["name"], "seed": values["seed"]}
         )
+        lease = lifecycle.claim(run, 5.0, 60.0, "here", None)
         write_run(run, values, (updates or {}).get(label, values["updates"]), (mutate or {}).get(label, lambda kind, row: row))
+        lease.end(State.COMPLETED if label not in (updates or {}) else State.PREEMPTED)
     index_file = {"format": 1, "sweep": root.name, "name": "test", "created": "", "command": [], "design": full_design}
     (root / "index.json").write_text(json.dumps(index_file | {"gate": {"verdict": "pass", "findings": []}, "runs": entries}))
     return root
@@ -143,7 +146,7 @@ def _rows(values: Mapping[str, Any], u: int, version: int, draw: int, correction
     }
     rows: list[tuple[str, dict[str, Any]]] = [("batches", batch), ("updates", update)]
     if (u + 1) % 4 == 0:
-        correct = [int((i * 7 + u) % 10 < 4 + u // 4) for i in range(64)]
+        correct = [int((i * 7 + u) % 10 < 4 + u // 25) for i in range(64)]
         row = {"update": u + 1, "accuracy": sum(correct) / 64, "correct": correct, "policy_version": u + 1}
         rows.append(("evals", row | {"sampler/fingerprint_before": f"w{version}", "sampler/fingerprint_after": f"w{version}"}))
     return rows
