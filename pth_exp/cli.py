@@ -11,6 +11,8 @@ from pth_exp import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("pth_exp.run:main", "compose, freeze, check and train every run of a sweep"),
+    "check": ("pth_exp.report.check:main", "what a sweep measured: verdicts, evidence, accuracy, a picture"),
+    "diff": ("pth_exp.report.diff:main", "what differs between runs, and what was meant to"),
     "new": ("pth_exp.new:main", "write a loss and an arm of your own: pth new arm NAME"),
 }
 """Name to ``module:function`` and one line of help. The function takes the arguments and returns the exit code."""

@@ -11,10 +11,13 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pth_exp.checks.result import Outcome, Verdict
+from pth_exp.design import Described, compare, flatten
 from pth_exp.records.reader import RunRecords, Sweep
+from pth_exp.schema import DesignConfig, PerArm
 
 NAME = "config"
 
@@ -30,7 +33,7 @@ def check(sweep: Sweep) -> list[Verdict]:
         faults[i] += _integrity(run, entries[run.path.name])
         faults[i] += _received(run)
         faults[i] += _drawn(run)
-    for found in (_shared_prompts(sweep), _parted_prompts(sweep.runs), _inputs(sweep.runs)):
+    for found in (_design(sweep), _shared_prompts(sweep), _parted_prompts(sweep.runs), _inputs(sweep.runs)):
         for i, fault in found:
             faults[i].append(fault)
     return [_verdict(run, faults[i]) for i, run in enumerate(sweep.runs)]
@@ -62,20 +65,48 @@ def _integrity(run: RunRecords, entry: Mapping[str, Any]) -> Iterable[Fault]:
         yield "frozen.yaml edited", f"frozen.yaml has sha256 {found}, the sweep dispatched {entry['frozen_sha256']}."
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted path to value of every leaf."""
-    leaves: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            leaves.update(flat(value, f"{prefix}{key}."))
-        else:
-            leaves[prefix + key] = value
-    return leaves
+MEASURED_ELSEWHERE = ("ratio-with-recomputed", "weight-with-sampler")
+"""Findings about what an arm claims: the gate has them from the config, check 1 measures them."""
+
+
+def described(run: RunRecords, label: str | None = None) -> Described:
+    """A run as the design sees it."""
+    values = {**run.config, "inputs": run.frozen["inputs"]}
+    return Described(label or run.label, values, config_id=run.frozen["config_id"])
+
+
+def design_config(values: Mapping[str, Any]) -> DesignConfig:
+    """The design of an ``index.json``, or of a frozen config."""
+    return DesignConfig(**{**values, "per_arm": [PerArm(**declared) for declared in values["per_arm"]]})
+
+
+def _design(sweep: Sweep) -> Iterable[tuple[int, Fault]]:
+    """The design's comparison once more, over what is in the frozen files now; an override is known only to the gate."""
+    declared = sweep.index["design"]
+    runs = [described(run) for run in sweep.runs]
+    if declared["extends"] is not None:
+        runs += [described(run, f"{declared['extends']}/{run.label}") for run in Sweep.load(Path(declared["extends"])).runs]
+    findings = compare(runs, design_config(declared)).findings
+    # whose field did not follow is said more exactly than between which runs it differs
+    named = {f.field for f in findings if f.kind == "swept-but-equal"}
+    found = [
+        (f.kind, f.field, f.runs, f.message)
+        for f in findings
+        if f.kind not in MEASURED_ELSEWHERE
+        and not (f.kind == "undeclared-difference" and f.field in named)
+        and not f.field.startswith("inputs.")  # _inputs says which run is astray
+    ]
+    gate = [f for f in sweep.index["gate"]["findings"] if f["kind"] == "override-did-not-arrive"]
+    found += [(f["kind"], f["field"], f["runs"], f["message"]) for f in gate]
+    for kind, field, labels, message in found:
+        for i, run in enumerate(sweep.runs):
+            if run.label in labels:
+                yield i, (f"{field}: {kind}", f"{kind}: {message}.")
 
 
 def _known(run: RunRecords) -> dict[str, tuple[Any, Any]]:
     """The config's fields that were read back: frozen and received value."""
-    frozen, received = flat(run.config), flat(run.received or {})
+    frozen, received = flatten(run.config), flatten(run.received or {})
     return {key: (frozen[key], received[key]) for key in received if key in frozen}
 
 

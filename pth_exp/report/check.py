@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import groupby
 from math import sqrt
 from pathlib import Path
 
@@ -108,17 +107,18 @@ def _matrix(sweep: Sweep, report: Report, paint: Painter) -> Iterator[str]:
 
 
 def _details(report: Report, verdicts: Sequence[Verdict], paint: Painter) -> Iterator[str]:
-    """Evidence for whatever did not pass; a sentence for what did, once for runs that say the same."""
-    for verdict in (v for v in verdicts if v.outcome is not Outcome.passed):
-        declared = " (as declared)" if (verdict.run, verdict.check) in report.expected else ""
-        yield f"  {paint(verdict.outcome, verdict.outcome)}{declared}  {paint('bold', verdict.run)}"
-        yield from paragraph(verdict.reason, 6, paint.width)
-        for detail in verdict.details:
-            yield from paragraph(detail, 6, paint.width)
-    passed = sorted((v for v in verdicts if v.outcome is Outcome.passed), key=lambda v: v.reason)
-    for reason, group in groupby(passed, key=lambda v: v.reason):
-        yield f"  {paint('pass', 'pass')}  {reason}"
-        yield from paragraph(", ".join(v.run for v in group), 8, paint.width)
+    """Evidence for whatever did not pass, a sentence for what did; once for runs of which the same is to be said."""
+    groups: dict[tuple[Outcome, bool, tuple[str, ...]], list[str]] = {}
+    for verdict in sorted(verdicts, key=lambda v: v.outcome is Outcome.passed):
+        evidence = () if verdict.outcome is Outcome.passed else verdict.details
+        declared = (verdict.run, verdict.check) in report.expected
+        groups.setdefault((verdict.outcome, declared, (verdict.reason, *evidence)), []).append(verdict.run)
+    for (outcome, declared, sentences), runs in groups.items():
+        first, *more = paragraph(", ".join(runs), 0, paint.width - 24)
+        yield f"  {paint(outcome, outcome)}{' (as declared)' if declared else ''}  {paint('bold', first)}"
+        yield from (" " * 8 + paint("bold", line) for line in more)
+        for sentence in sentences:
+            yield from paragraph(sentence, 6, paint.width)
 
 
 def _accuracy(runs: Sequence[RunSummary], paint: Painter) -> Iterator[str]:

@@ -55,7 +55,10 @@ def make(
     updates: Mapping[str, int] | None = None,
 ) -> Path:
     """Write a sweep; label to config. ``mutate`` changes rows of a run, ``updates`` cuts a run short."""
-    full_design = asdict(schema.DesignConfig()) | {"vary": ["arm", "seed"]} | dict(design or {})
+    arms = {values["arm"]["name"] for values in configs.values()}
+    seeds = {values["seed"] for values in configs.values()}
+    vary = [name for name, values in (("arm", arms), ("seed", seeds)) if len(values) > 1]
+    full_design = asdict(schema.DesignConfig()) | {"vary": vary} | dict(design or {})
     entries = []
     for index, (label, values) in enumerate(configs.items()):
         values = json.loads(json.dumps({**values, "design": full_design}))

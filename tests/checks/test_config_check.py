@@ -12,7 +12,7 @@ import yaml
 
 from pth_exp.checks import config as check_config
 from pth_exp.checks.config import parting
-from pth_exp.checks.result import Outcome, Verdict
+from pth_exp.checks.result import Verdict
 from pth_exp.records.reader import Sweep
 
 
@@ -71,7 +71,8 @@ def test_equal_seeds_and_other_prompts(tmp_path: Path) -> None:
     (run / "first_batches.json").write_text(json.dumps(batches))
     verdicts = judge(root)
     assert outcomes(verdicts) == {"grpo·seed=42": "pass", "tis_ppo·seed=42": "pass", "san·seed=42": "fail"}
-    assert "prompt IDs part at batch 3, position 5" in " ".join((verdicts["san·seed=42"].reason, *verdicts["san·seed=42"].details))
+    fault = verdicts["san·seed=42"]
+    assert "prompt IDs part at batch 3, position 5" in " ".join((fault.reason, *fault.details))
 
 
 def test_received_is_not_what_was_frozen(tmp_path: Path) -> None:
@@ -94,7 +95,25 @@ def test_an_undeclared_difference_fails(tmp_path: Path) -> None:
     runs = {"grpo·seed=42": sweeps.config("grpo"), "san·seed=42": sweeps.config("san", lr=1e-3)}
     verdicts = judge(sweeps.make(tmp_path / "s", runs, {"vary": ["arm"]}))
     assert set(outcomes(verdicts).values()) == {"fail"}
-    assert "lr" in verdicts["san·seed=42"].reason
+    assert "undeclared-difference: lr differs" in verdicts["san·seed=42"].reason
+
+
+def test_an_override_that_did_not_arrive_fails(tmp_path: Path) -> None:
+    """Only the gate saw what was asked for; its finding stands in the index."""
+    root = sweeps.make(tmp_path / "s", pair("san"))
+    index = json.loads((root / "index.json").read_text())
+    finding = {"kind": "override-did-not-arrive", "field": "lr", "runs": ["san·seed=43"], "message": "asked", "remedy": ""}
+    (root / "index.json").write_text(json.dumps(index | {"gate": {"verdict": "labelled", "findings": [finding]}}))
+    assert outcomes(judge(root)) == {"san·seed=42": "pass", "san·seed=43": "fail"}
+
+
+def test_a_sweep_that_extends_another(tmp_path: Path) -> None:
+    """The earlier runs belong to the comparison: without them the arm would not vary."""
+    earlier = sweeps.make(tmp_path / "earlier", pair("grpo"))
+    vary = {"vary": ["arm", "seed"]}
+    verdicts = judge(sweeps.make(tmp_path / "later", pair("san"), vary | {"extends": str(earlier)}))
+    assert outcomes(verdicts) == {"san·seed=42": "pass", "san·seed=43": "pass"}
+    assert set(outcomes(judge(sweeps.make(tmp_path / "alone", pair("san"), vary))).values()) == {"fail"}
 
 
 def test_a_declared_difference_passes(tmp_path: Path) -> None:
