@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pth_exp import schema, validity
+from pth_exp.design import flatten
 from pth_exp.launchers.sources import plain_values, uncoerced
 from pth_exp.refusal import Objection, Refusal, refuse
 
@@ -52,8 +53,11 @@ class Composed:
 
 @dataclass(frozen=True)
 class _Base:
+    """What the jobs with one choice of groups share: the composed config, and Hydra's own node in its two forms."""
+
     raw: dict[str, Any]
-    hydra: DictConfig
+    hydra: dict[str, Any]
+    settings: DictConfig
 
 
 class Composer:
@@ -93,10 +97,11 @@ class Composer:
             if override not in groups:
                 self._assign(raw, override, given)
         self._assign_per_arm(raw, given)
+        _refuse_missing(raw)
         resolved = OmegaConf.create(raw)
         OmegaConf.copy_cache(from_config=self._master, to_config=resolved)
-        HydraConfig.instance().set_config(OmegaConf.create({"hydra": base.hydra}))
-        _refuse_missing(resolved)
+        if HydraConfig.instance().cfg is not base.settings:  # what the resolver `hydra:` reads
+            HydraConfig.instance().cfg = base.settings
         values = plain_values(resolved, resolve=True)
         try:
             config = schema.build(values, self._arms)
@@ -109,8 +114,7 @@ class Composer:
             raise Refusal(objections)
         choices = {o.key_or_group: str(o.value()) for o in groups}
         given = {path: _select(values, path) if _interpolated(value) else value for path, value in given.items()}
-        hydra = plain_values(base.hydra)
-        hydra["overrides"]["task"] = overrides
+        hydra = {**base.hydra, "overrides": {**base.hydra["overrides"], "task": overrides}}
         return Composed(overrides, raw, _plain(config), config, given, choices, {"hydra": hydra})
 
     def _parse(self, text: str) -> Override:
@@ -127,7 +131,8 @@ class Composer:
     def _base(self, groups: tuple[str, ...]) -> _Base:
         if groups not in self._bases:
             composed = self._loader.load_sweep_config(self._master, list(groups))
-            self._bases[groups] = _Base(uncoerced(self._loader, composed, groups), composed.hydra)
+            settings = OmegaConf.masked_copy(composed, "hydra")
+            self._bases[groups] = _Base(uncoerced(self._loader, composed, groups), plain_values(composed.hydra), settings)
         return self._bases[groups]
 
     def _assign(self, raw: dict[str, Any], override: Override, given: dict[str, Any]) -> None:
@@ -151,7 +156,7 @@ class Composer:
         parent[name] = given[path] = value
 
     def _unknown(self, raw: dict[str, Any], path: str, value: object) -> Refusal:
-        known = [*_paths(raw), *{p.split(".")[0] for p in _paths(raw)}]
+        known = [*flatten(raw), *raw]
         hint = schema.nearest(path, known)
         if path.startswith("arm."):
             arm = raw["arm"].get("name") if isinstance(raw.get("arm"), dict) else None
@@ -177,10 +182,10 @@ def _interpolated(value: object) -> bool:
     return isinstance(value, str) and "${" in value
 
 
-def _refuse_missing(config: DictConfig) -> None:
-    missing = sorted(OmegaConf.missing_keys(config))
+def _refuse_missing(raw: Mapping[str, Any]) -> None:
+    missing = [path for path, value in flatten(raw).items() if value == "???"]
     if missing:
-        raise Refusal([refuse(key, "???", "has no value", f"give it one with {key}=...").objections[0] for key in missing])
+        raise Refusal(Objection(path, "???", "has no value", f"give it one with {path}=...") for path in missing)
 
 
 def _parent(raw: dict[str, Any], path: str) -> tuple[dict[str, Any] | None, str]:
@@ -196,13 +201,6 @@ def _select(values: Mapping[str, Any], path: str) -> Any:
     for key in path.split("."):
         node = node[key]
     return node
-
-
-def _paths(raw: Mapping[str, Any], prefix: str = "") -> list[str]:
-    paths: list[str] = []
-    for key, value in raw.items():
-        paths += _paths(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [f"{prefix}{key}"]
-    return paths
 
 
 def _plain(node: Any) -> Any:

@@ -14,6 +14,9 @@ from pth_exp.design import ABSENT, flatten
 from pth_exp.launchers.freezing import Plan
 from pth_exp.launchers.gate import Verdict
 
+WIDEST = 8
+"""Runs that fit into a table side by side."""
+
 
 def launch(plan: Plan, job_overrides: Sequence[Sequence[str]], resolve: bool, table: bool) -> list[JobReturn]:
     """Print one batch; ``resolve`` shows configs as they would be frozen. Raises :class:`Refusal` as a real launch would."""
@@ -38,14 +41,29 @@ def _print_table(labels: Sequence[str], flats: Sequence[Mapping[str, Any]], verd
         "unexpected": comparison.unexpected,
         "execution": comparison.execution,
     }
-    table = Table("field", "", *labels, title=f"{len(labels)} runs; the fields that differ", title_justify="left")
-    for kind, fields in kinds.items():
-        for path in fields:
-            table.add_row(path, kind, *(str(flat.get(path, ABSENT)) for flat in flats))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=max(80, 60 + 30 * len(labels)))
-    console.print(table)
+    print(f"{len(labels)} runs; the fields that differ:")
+    if len(labels) > WIDEST:
+        _print_values(kinds, labels)
+    else:
+        table = Table("field", "", *labels)
+        for kind, fields in kinds.items():
+            for path in fields:
+                table.add_row(path, kind, *(str(flat.get(path, ABSENT)) for flat in flats))
+        console = Console()
+        (console if console.is_terminal else Console(width=60 + 30 * len(labels))).print(table)
     print(f"design gate: {verdict.verdict}")
     for finding in comparison.findings:
         print(f"  {finding.kind}: {finding.message}\n    remedy: {finding.remedy}")
+
+
+def _print_values(kinds: Mapping[str, Mapping[str, Mapping[str, Any]]], labels: Sequence[str]) -> None:
+    """For a table too wide to read: each field's values, and the numbers of the runs that have them."""
+    numbers = {label: index for index, label in enumerate(labels)}
+    for kind, fields in kinds.items():
+        for path, values in fields.items():
+            print(f"  {path} ({kind})")
+            runs: dict[str, list[int]] = {}
+            for label, value in values.items():
+                runs.setdefault(str(value), []).append(numbers.get(label, -1))
+            for value, members in runs.items():
+                print(f"      {value:<24} runs {', '.join(map(str, members))}")

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         args = _parse(arguments)
-        with _hydra(args) as hydra:
+        with hydra_over(args.config_dir) as hydra:
             return _dispatch(hydra, args)
     except Refusal as refusal:
         print(f"pth run: refused, nothing was started\n{refusal}", file=sys.stderr)
@@ -79,16 +79,16 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 @contextmanager
-def _hydra(args: argparse.Namespace) -> Iterator[Hydra]:
-    """Hydra over the project's conf, then ``--config-dir``, then the study folder's conf."""
+def hydra_over(config_dir: str | None) -> Iterator[Hydra]:
+    """Hydra over the project's conf, then ``config_dir``, then the study folder's conf."""
     hydra_version.setbase("1.3")
     store.register(extensions.arms_here(Path.cwd()))
     search_path = create_config_search_path(str(CONF))
     before_schema = SearchPathQuery(provider="schema")
-    if args.config_dir is not None:
-        folder = Path(args.config_dir).absolute()
+    if config_dir is not None:
+        folder = Path(config_dir).absolute()
         if not folder.is_dir():
-            raise refuse("--config-dir", args.config_dir, "no such directory", "name a folder of config groups")
+            raise refuse("--config-dir", config_dir, "no such directory", "name a folder of config groups")
         search_path.prepend("command-line", f"file://{folder}", before_schema)
     for name, folder in extensions.conf_folders(Path.cwd(), CONF):
         search_path.prepend(name, f"file://{folder}", before_schema)
