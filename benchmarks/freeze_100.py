@@ -51,7 +51,9 @@ def main(runs: int) -> None:
             hydra.config_loader.load_sweep_config(master, job)
         hydras = (time.process_time() - started) / 10 * len(jobs) * 2
     written = len(list(folder.rglob("frozen.yaml")))
-    print(f"{written} runs frozen in {frozen:.2f} CPU-s ({1e3 * frozen / written:.1f} ms a run); Hydra composing twice: {hydras:.1f} CPU-s")
+    print(
+        f"{written} runs frozen in {frozen:.2f} CPU-s ({1e3 * frozen / written:.1f} ms a run); Hydra composing twice: {hydras:.1f} CPU-s"
+    )
 
 
 if __name__ == "__main__":

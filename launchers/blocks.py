@@ -17,7 +17,7 @@ from pth_exp.refusal import refuse
 def expand(
     blocks: Sequence[Any], params: Mapping[str, Any], arguments: Sequence[str], loader: ConfigLoader
 ) -> tuple[list[list[str]], tuple[str, ...]]:
-    """The overrides of each job, block after block, and the keys that some block or the command line sweeps.
+    """The overrides of each job, block after block, and the keys that are swept: with commas, or by a value in every block.
 
     ``params`` are sweeps that an experiment sets for every block. The command line's overrides hold for every block, in place of
     one for the same key.
@@ -27,11 +27,16 @@ def expand(
     command_line = _by_key(parser, arguments, "the command line")
     jobs: list[list[str]] = []
     swept: dict[str, None] = {}
+    given: dict[str, list[str]] = {}
     for number, block in enumerate(blocks):
         own = _by_key(parser, _overrides(block), f"block {number}")
         merged = {**common, **own, **command_line}
-        swept.update(dict.fromkeys(o.key_or_group for o in merged.values() if o.is_sweep_override()))
+        for override in merged.values():
+            given.setdefault(override.key_or_group, []).append(str(override.input_line))
+            if override.is_sweep_override():
+                swept[override.key_or_group] = None
         jobs += [list(job) for job in itertools.product(*map(_values, merged.values()))]
+    swept.update({key: None for key, texts in given.items() if len(texts) == len(blocks) and len(set(texts)) > 1})
     return jobs, tuple(swept)
 
 

@@ -12,7 +12,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.hydra_config import HydraConfig
@@ -100,8 +100,7 @@ class Composer:
         _refuse_missing(raw)
         resolved = OmegaConf.create(raw)
         OmegaConf.copy_cache(from_config=self._master, to_config=resolved)
-        if HydraConfig.instance().cfg is not base.settings:  # what the resolver `hydra:` reads
-            HydraConfig.instance().cfg = base.settings
+        HydraConfig.instance().cfg = cast(Any, base.settings)  # what the resolver `hydra:` reads
         values = plain_values(resolved, resolve=True)
         try:
             config = schema.build(values, self._arms)

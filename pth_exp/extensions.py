@@ -103,7 +103,7 @@ def arms_of(inputs: Mapping[str, Any]) -> dict[str, type[schema.Arm]]:
 def arms_here(folder: Path) -> dict[str, type[schema.Arm]]:
     """The arms that can be named from ``folder``: built in, plug-ins', and the study's."""
     study = find_study(folder)
-    modules = plugin_modules()
+    modules = dict(plugin_modules())
     if study is not None and study.losses.is_file():
         modules[str(study.losses)] = _load(study.losses)
     return _collect(modules)

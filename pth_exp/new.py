@@ -71,7 +71,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="pth new", description="Write a loss and an arm of your own, ready to train.")
     parser.add_argument("what", choices=["arm"])
     parser.add_argument("name", help="name of the loss and of its arm")
-    parser.add_argument("--folder", type=Path, help="the study's folder; by default this one, or ./my_study in a checkout of pth-exp")
+    parser.add_argument(
+        "--folder", type=Path, help="the study's folder; by default this one, or ./my_study in a checkout of pth-exp"
+    )
     args = parser.parse_args(list(arguments))
     here = Path.cwd()
     folder: Path = args.folder or (here / "my_study" if extensions.is_checkout(here) else here)
@@ -98,7 +100,7 @@ def _write(name: str, folder: Path) -> None:
         raise refuse("NAME", name, f"{option} exists", "choose another name, or change that file")
     text = losses.read_text() if losses.exists() else HEADER
     if "ARMS" not in text:
-        raise refuse(str(losses), "", "has no ARMS, so an arm cannot be added to it", 'add ARMS: dict[str, type[Arm]] = {}')
+        raise refuse(str(losses), "", "has no ARMS, so an arm cannot be added to it", "add ARMS: dict[str, type[Arm]] = {}")
     cls = "".join(part.capitalize() for part in name.split("_")) + "Arm"
     option.parent.mkdir(parents=True, exist_ok=True)
     losses.write_text(text + BLOCK.format(name=name, cls=cls))

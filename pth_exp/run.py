@@ -29,6 +29,27 @@ from pth_exp.refusal import Objection, Refusal, refuse
 
 CONF = Path(str(pth_exp.conf.__file__)).parent
 PRIMARY = "config"
+HELP = """\
+usage: pth run [OPTION ...] field=value group=option field=value1,value2 ...
+
+Compose, freeze, check against the design and train every run of a sweep.
+
+  pth run arm=grpo,tis_ppo,san seed=42,43 refresh_interval=96 lr=2e-4
+  pth run experiment=demo
+  pth run arm=grpo,san 'seed=range(0,5)' --dry-run
+  pth run 'hydra.sweeper.blocks=["arm=grpo,san refresh_interval=96", "arm=tis_reinforce replay_age=32"]' \\
+          'design.blocks=[refresh_interval,replay_age]'
+
+Groups, and their options:
+
+{groups}
+Options; the others are Hydra's (pth run --hydra-help):
+  --dry-run         show every run's resolved config and the table of fields that differ; start nothing
+  --cfg job         show every run's config as composed; with --resolve, as it would be frozen
+  --config-dir DIR  a folder with more options for the groups
+  -sc install=bash  tab completion: eval "$(pth run -sc install=bash)"
+Every field, with its unit and meaning: pth_exp/schema.py. Exit code 0; 1 if a run did not complete; 2 if the sweep was refused.
+"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -111,7 +132,7 @@ def _register_plugins() -> None:
 
 def _dispatch(hydra: Hydra, args: argparse.Namespace) -> int:
     if args.help:
-        hydra.app_help(config_name=PRIMARY, args_parser=get_args_parser(), args=args)
+        print(HELP.format(groups=hydra.format_config_groups(_is_own_group)))
     elif args.hydra_help:
         hydra.hydra_help(config_name=PRIMARY, args_parser=get_args_parser(), args=args)
     elif args.shell_completion:
@@ -123,6 +144,10 @@ def _dispatch(hydra: Hydra, args: argparse.Namespace) -> int:
     else:
         _sweep(hydra, args)
     return 0
+
+
+def _is_own_group(group: str) -> bool:
+    return group.split("/")[0] not in ("hydra", "schema")
 
 
 def _sweep(hydra: Hydra, args: argparse.Namespace) -> None:

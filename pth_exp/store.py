@@ -1,4 +1,4 @@
-"""Registers the schema with Hydra: every dataclass of :mod:`pth_exp.schema` in the ConfigStore, and the resolvers its defaults use."""
+"""Registers the schema with Hydra: every dataclass of :mod:`pth_exp.schema` in the ConfigStore, and its resolvers."""
 
 from __future__ import annotations
 
