@@ -75,7 +75,7 @@ class Job:
     def process_environment(self, place: str) -> dict[str, str]:
         """What a worker's process must start with: it is too late for threads and the allocator once it runs."""
         threads = dict.fromkeys(_THREAD_VARIABLES, str(self.threads))
-        return dict(os.environ) | _GLIBC | threads | self.environment | {"PTH_PLACE": place}
+        return {**os.environ, **_GLIBC, **threads, **self.environment, "PTH_PLACE": place}
 
 
 @dataclass(frozen=True, slots=True)

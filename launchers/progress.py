@@ -50,10 +50,11 @@ class Tail:
 
     def seconds_left(self) -> float | None:
         """Estimated from this attempt's pace; ``None`` before its second row."""
-        if self._first is None or self.row is None or self.job.updates is None or self.row["update"] == self._first[1]:
+        if self._first is None or self.row is None or self.job.updates is None or self.done - 1 == self._first[1]:
             return None
         started, first = self._first
-        return (time.monotonic() - started) / (self.row["update"] - first) * (self.job.updates - self.done)
+        pace = (time.monotonic() - started) / (self.done - 1 - first)
+        return pace * (self.job.updates - self.done)
 
     def text(self) -> dict[str, str]:
         """Column to text; a dash where nothing was measured."""

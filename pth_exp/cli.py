@@ -13,6 +13,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("pth_exp.run:main", "compose, freeze, check and train every run of a sweep"),
     "check": ("pth_exp.report.check:main", "what a sweep measured: verdicts, evidence, accuracy, a picture"),
     "diff": ("pth_exp.report.diff:main", "what differs between runs, and what was meant to"),
+    "status": ("pth_exp.status:main", "where each run of a sweep stands"),
+    "list": ("pth_exp.status:list_main", "which sweeps there are"),
+    "resume": ("pth_exp.resume:main", "run what a sweep has not completed, from its frozen files"),
     "new": ("pth_exp.new:main", "write a loss and an arm of your own: pth new arm NAME"),
 }
 """Name to ``module:function`` and one line of help. The function takes the arguments and returns the exit code."""

@@ -1,0 +1,77 @@
+"""Which run of this machine's queue may start now: cores, GPUs, memory."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pth_exp import machine
+from pth_exp.launchers.place import Job
+
+GIB = 1 << 30
+LEAST_NEED = 1 * GIB
+"""What a run is taken to need before one has been seen: the libraries of a small run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A run that occupies a slot: its worker's pid and, unless it computes on the CPU, its GPU."""
+
+    job: Job
+    pid: int
+    gpu: str | None
+
+
+class Slots:
+    """Room for runs on this machine.
+
+    A run gets a GPU of its own where GPUs are visible and ``stack.device`` takes one, otherwise ``stack.threads`` cores. It waits
+    until there is memory for it, except that one run always runs.
+
+    Args:
+        limit: runs at a time; ``None`` as many as cores or GPUs allow. More runs than GPUs share the GPUs evenly.
+        memory_per_run: bytes that one run needs; ``None`` takes the most that a run has held so far.
+    """
+
+    def __init__(self, limit: int | None, memory_per_run: int | None) -> None:
+        self._limit, self._need = limit, memory_per_run
+        self._largest = 0
+        self._gpus = machine.visible_gpus()
+
+    def next(self, waiting: Sequence[Job], running: Sequence[Running]) -> Job | None:
+        """The first waiting run that there is room for."""
+        if not waiting or (self._limit is not None and len(running) >= self._limit):
+            return None
+        if running and not self._memory_suffices(running):
+            return None
+        return next((job for job in waiting if self._has_room(job, running)), None)
+
+    def gpu_for(self, job: Job, running: Sequence[Running]) -> str | None:
+        """The least busy GPU that the run may use; ``None`` when it uses none, or all are taken."""
+        if not self._takes_gpu(job):
+            return None
+        number = job.device.partition(":")[2]
+        busy = Counter(run.gpu for run in running)
+        gpu = min([self._gpus[int(number)]] if number else self._gpus, key=lambda gpu: busy[gpu])
+        return gpu if busy[gpu] < math.ceil((self._limit or 1) / len(self._gpus)) else None
+
+    def watch(self, running: Sequence[Running]) -> None:
+        """Look at how much memory the runs hold."""
+        self._largest = max([self._largest, *(machine.resident_memory(run.pid) for run in running)])
+
+    def _has_room(self, job: Job, running: Sequence[Running]) -> bool:
+        if self._takes_gpu(job):
+            return self.gpu_for(job, running) is not None
+        taken = sum(run.job.threads for run in running if run.gpu is None)
+        return self._limit is not None or taken == 0 or taken + job.threads <= machine.cores()
+
+    def _takes_gpu(self, job: Job) -> bool:
+        kind, _, number = job.device.partition(":")
+        return kind in ("auto", "cuda") and bool(self._gpus) and (not number or int(number) < len(self._gpus))
+
+    def _memory_suffices(self, running: Sequence[Running]) -> bool:
+        need = self._need or max(self._largest, LEAST_NEED)
+        promised = sum(max(0, need - machine.resident_memory(run.pid)) for run in running)
+        return machine.available_memory() - promised >= need
