@@ -70,8 +70,8 @@ class Tail:
 class PlainProgress:
     """One line when a run starts, at about every tenth of its updates, and when it ends."""
 
-    def __init__(self, jobs: Sequence[Job], stream: TextIO) -> None:
-        self._total, self._stream = len(jobs), stream
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
         self._running: dict[int, Tail] = {}
         self._said: dict[int, int] = {}
         self._started: dict[int, float] = {}
@@ -107,7 +107,7 @@ class PlainProgress:
         print(text, file=self._stream, flush=True)
 
     def _say(self, job: Job, text: str) -> None:
-        self.message(f"[{job.index + 1}/{self._total}] {job.label}  {text}")
+        self.message(f"[{job.index}] {job.label}  {text}")
 
 
 class LiveProgress:
@@ -145,7 +145,7 @@ class LiveProgress:
         self._ended[result.state] = self._ended.get(result.state, 0) + 1
         columns = "  ".join(f"{name} {text}" for name, text in tail.text().items() if name != "left")
         why = "" if result.state is State.COMPLETED else f": {result.message}"
-        self.message(f"[{job.index + 1}/{self._total}] {job.label}  {result.state.lower()}  {columns}{why}")
+        self.message(f"[{job.index}] {job.label}  {result.state.lower()}  {columns}{why}")
         self.refresh()
 
     def message(self, text: str) -> None:
@@ -161,7 +161,7 @@ class LiveProgress:
         for name in ("run", "update", "reward", "KL", "left"):
             table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
         for tail in self._running.values():
-            table.add_row(Text(f"[{tail.job.index + 1}/{self._total}] {tail.job.label}"), *tail.text().values())
+            table.add_row(Text(f"[{tail.job.index}] {tail.job.label}"), *tail.text().values())
         return table
 
 
@@ -170,7 +170,7 @@ Progress = PlainProgress | LiveProgress
 
 def progress(jobs: Sequence[Job], stream: TextIO) -> Progress:
     """Live lines where ``stream`` is a terminal, plain ones otherwise."""
-    return LiveProgress(jobs, stream) if stream.isatty() else PlainProgress(jobs, stream)
+    return LiveProgress(jobs, stream) if stream.isatty() else PlainProgress(stream)
 
 
 def duration(seconds: float) -> str:

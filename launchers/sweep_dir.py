@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pth_exp import freeze
+from pth_exp import freeze, lifecycle
 from pth_exp.freeze import FrozenRun
+from pth_exp.lifecycle import State
 from pth_exp.refusal import refuse
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class SweepDir:
         env_set = composed.hydra["hydra"]["job"]["env_set"]
         environment = {str(name): str(value) for name, value in env_set.items()}
         frozen = freeze.freeze(composed.values, run, planned.inputs, environment, run_dir)
+        lifecycle.note(run_dir, State.FROZEN, "launcher")
         subdir = composed.hydra["hydra"]["output_subdir"]
         if subdir is not None:
             (run_dir / subdir).mkdir()
@@ -77,6 +79,7 @@ class SweepDir:
                 "overrides": composed.overrides,
                 "arm": composed.config.arm.name,
                 "seed": composed.config.seed,
+                "updates": composed.config.updates,
             }
         )
         return frozen

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
             [
                 f"[{run['index']}] {run['label']}",
                 run["state"],
-                "-" if run["update"] is None else str(run["update"] + 1),
+                f"{0 if run['update'] is None else run['update'] + 1}/{run['updates']}",
                 _number(run["reward"], ".3f"),
                 _number(run["kl"], ".2e"),
                 (run["since"] or "-")[:19].replace("T", " "),
@@ -92,6 +92,7 @@ def read_sweep(sweep: Path) -> list[dict[str, Any]]:
                 "heartbeat_age": status.heartbeat_age,
                 "attempt": asdict(status.attempt) if status.attempt else None,
                 "update": row.get("update"),
+                "updates": entry["updates"],
                 "reward": row.get("reward/trained"),
                 "kl": row.get("rollout_corr/kl"),
             }
