@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("pth_exp.status:main", "where each run of a sweep stands"),
     "list": ("pth_exp.status:list_main", "which sweeps there are"),
     "resume": ("pth_exp.resume:main", "run what a sweep has not completed, from its frozen files"),
+    "records": ("pth_exp.report.columns:main", "the columns of the record files: unit and meaning"),
     "new": ("pth_exp.new:main", "write a loss and an arm of your own: pth new arm NAME"),
 }
 """Name to ``module:function`` and one line of help. The function takes the arguments and returns the exit code."""
@@ -37,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"pth: no command {args[0]!r}{nearest(args[0], COMMANDS)}\n\n{_help()}", file=sys.stderr)
         return 2
-    return _command(args[0])(args[1:])
+    try:
+        return _command(args[0])(args[1:])
+    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def run_main() -> int:

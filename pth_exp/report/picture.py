@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import cycle
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 MOST_ROWS = 4
 
 # Okabe and Ito's palette, distinguishable with any common colour vision
-ARM_COLOURS = {"grpo": "#D55E00", "ppo_clip": "#CC79A7", "tis_ppo": "#009E73", "tis_reinforce": "#117733", "san": "#0072B2"}
-OTHER_COLOURS = ("#E69F00", "#56B4E9", "#999933", "#882255", "#332288")
+ARM_COLOURS = {"grpo": "#D55E00", "ppo_clip": "#CC79A7", "tis_ppo": "#009E73", "tis_reinforce": "#E69F00", "san": "#0072B2"}
+OTHER_COLOURS = ("#56B4E9", "#117733", "#882255", "#332288", "#999933")
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 STYLE: Any = {
     "font.size": 9,
@@ -89,13 +90,18 @@ def _row(figure: SubFigure, setting: tuple[int, int], runs: Sequence[RunRecords]
         style = {"color": colour, "linestyle": dash, "linewidth": 1.6, "alpha": 0.9}
         _line(accuracy, [(row["update"], row.get("accuracy")) for row in run.evaluations], **style, marker="o", markersize=2.8)
         updates = [row["update"] for row in run.updates]
-        _line(kl, [(u, k if k and k > 0 else None) for u, k in zip(updates, run.column("rollout_corr/kl"), strict=True)], **style)
+        # an estimate from samples may fall below 0 where the KL is near 0; a log scale has no place for it, so the line breaks
+        _line(
+            kl,
+            [(u, k if k is None or k > 0 else nan) for u, k in zip(updates, run.column("rollout_corr/kl"), strict=True)],
+            **style,
+        )
         _line(clip, list(zip(updates, run.column("actor/pg_clipfrac"), strict=True)), **style)
     _finish_accuracy(accuracy, runs, interval)
     _finish_lag(kl, clip, max((c for run in runs for c in run.column("actor/pg_clipfrac") if c is not None), default=0.0))
     _batches(batch, runs, replicate, looks)
     handles = [Line2D([], [], color=c, linestyle=d, linewidth=1.8, label=name) for name, (c, d) in looks.items()]
-    figure.legend(handles=handles, loc="outside lower left", ncols=min(len(handles), 4))
+    figure.legend(handles=handles, loc="outside lower left", ncols=min(len(handles), 6))
 
 
 def _looks(runs: Sequence[RunRecords], replicate: Sequence[str]) -> dict[str, tuple[str, Any]]:
