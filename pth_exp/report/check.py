@@ -119,6 +119,9 @@ def _details(report: Report, verdicts: Sequence[Verdict], paint: Painter) -> Ite
         yield from (" " * 8 + paint("bold", line) for line in more)
         for sentence in sentences:
             yield from paragraph(sentence, 6, paint.width)
+    own = dict.fromkeys(name for verdict in verdicts for name in verdict.self_reported)
+    if own:
+        yield paint("dim", f"  Rests on what a run measured of itself: {', '.join(own)}")
 
 
 def _accuracy(runs: Sequence[RunSummary], paint: Painter) -> Iterator[str]:

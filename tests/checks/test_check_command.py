@@ -88,7 +88,9 @@ def test_accuracy_by_arm_and_seed(tmp_path: Path, capsys: pytest.CaptureFixture[
 
     root = sweeps.make(tmp_path / "s", runs, mutate={label: solving(share) for label, share in accuracy.items()})
     assert main(["check", str(root), "--no-figure"]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    out = capsys.readouterr().out
+    assert "Rests on what a run measured of itself: received.yaml" in out
+    lines = [line.split() for line in out.splitlines()]
     assert ["seed", "1", "seed", "2", "mean"] in lines
     assert ["GRPO", "0.250", "0.500", "0.375"] in lines
     assert ["SAN", "0.750", "0.875", "0.812"] in lines

@@ -68,6 +68,11 @@ def test_shared_prompt_ids_under_different_seeds_exit_1(tmp_path: Path, capsys: 
     assert (code, found["unexpected"], found["prompts"][0]["expected"]) == (1, {}, False)
 
 
+def test_a_data_seed_that_did_not_arrive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = diff(capsys, *runs(tmp_path / "s", seeds__data=42))
+    assert (code, set(found["unexpected"]), found["prompts"][0]["expected"]) == (1, {"seeds.data"}, False)
+
+
 def test_runs_of_two_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No index speaks for both; the fields that may differ can be named."""
     first = runs(tmp_path / "a", {"vary": None})[0]
