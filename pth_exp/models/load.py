@@ -33,11 +33,12 @@ class SpecialTokens:
 def load_policy(config: schema.ModelConfig, device: torch.device | str) -> tuple[Any, Any]:
     """The causal language model, in evaluation mode on ``device``, and its tokenizer.
 
-    The files' generation_config.json (top-p, top-k, repetition penalty, ...) is replaced by an empty one: sampling is the sampler's alone.
-    Raises ``ModelError``.
+    The files' generation_config.json (top-p, top-k, repetition penalty, ...) is replaced by an empty one: how to sample is the
+    sampler's business alone. Raises ``ModelError``.
     """
     folder = resolve(config)
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model: Any
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
@@ -48,7 +49,7 @@ def load_policy(config: schema.ModelConfig, device: torch.device | str) -> tuple
         )
     except _UNLOADABLE as error:
         raise _cannot_load(config, folder, error) from error
-    model.generation_config = transformers.GenerationConfig()
+    model.generation_config = transformers.GenerationConfig()  # type: ignore[no-untyped-call]
     return model.to(device).eval(), load_tokenizer(config)
 
 
@@ -64,13 +65,16 @@ def load_tokenizer(config: schema.ModelConfig) -> Any:
 def _cannot_load(config: schema.ModelConfig, folder: Path, error: Exception) -> ModelError:
     reason = str(error).strip().splitlines()[0]
     return ModelError(
-        f"model.path: {config.path!r} cannot be loaded from {folder}: {reason}; give a causal language model of an architecture "
-        "that this version of transformers knows, with its tokenizer"
+        f"model.path: {config.path!r} cannot be loaded from {folder}: {reason}; give a causal language model of an architecture that "
+        "this version of transformers knows, with its tokenizer"
     )
 
 
 def special_tokens(model: Any, tokenizer: Any) -> SpecialTokens:
-    """End and padding tokens, from the tokenizer and the model's config.json. Raises ``ModelError`` if no token ends a response."""
+    """End and padding tokens, from the tokenizer and the model's config.json.
+
+    Raises ``ModelError`` if no token ends a response.
+    """
     configured = model.config.eos_token_id
     ends = set(configured if isinstance(configured, list) else [configured]) | {tokenizer.eos_token_id}
     eos = tuple(sorted(end for end in ends if end is not None))

@@ -81,10 +81,12 @@ def _from_hub(name: str, revision: str | None) -> Path:
         return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=[*MODEL_FILES, *TOKENIZER_FILES]))
     except errors.GatedRepoError as error:
         raise ModelError(
-            f"model.path: {name!r} is gated; accept its licence on the hub and set the environment variable HF_TOKEN, or {_REMEDY}"
+            f"model.path: {name!r} is gated; accept its licence on the hub and set the variable HF_TOKEN, or {_REMEDY}"
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise ModelError(f"model.revision: {revision!r} is not a commit, branch or tag of {name!r}; give one, or null for main") from error
+        raise ModelError(
+            f"model.revision: {revision!r} is not a commit, branch or tag of {name!r}; give one, or null for main"
+        ) from error
     except errors.RepositoryNotFoundError as error:
         raise ModelError(f"model.path: {name!r} is neither a folder here nor a model on the hub; {_REMEDY}") from error
     except errors.HFValidationError as error:
@@ -104,7 +106,8 @@ def _digest(folder: Path, patterns: Sequence[str]) -> str:
 
 
 def _matching(folder: Path, patterns: Sequence[str]) -> Iterable[Path]:
-    return sorted(p for p in folder.iterdir() if p.is_file() and any(fnmatch.fnmatchcase(p.name, pattern) for pattern in patterns))
+    files = (path for path in folder.iterdir() if path.is_file())
+    return sorted(path for path in files if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns))
 
 
 def file_digest(path: Path) -> str:

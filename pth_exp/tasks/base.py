@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,21 +65,7 @@ def load_task(config: schema.TaskConfig) -> Task:
 
 def data_fingerprint(config: schema.TaskConfig) -> str:
     """sha256 over every row of both splits in order, whatever file format they came in. Needs no torch."""
-    if isinstance(config, schema.ArithmeticTask):
-        fields = config.train_problems, config.test_problems, config.min_steps, config.max_steps, config.max_operand, config.problem_seed
-        return _arithmetic_fingerprint(*fields)
-    return _fingerprint(load_task(config))
-
-
-@functools.lru_cache
-def _arithmetic_fingerprint(train: int, test: int, shortest: int, longest: int, operand: int, seed: int) -> str:
-    """Kept, since a sweep freezes many runs of one made-up data set; files are read anew for every run."""
-    config = schema.ArithmeticTask("arithmetic", [], True, schema.ChatTemplate.never, train, test, shortest, longest, operand, seed)
-    return _fingerprint(load_task(config))
-
-
-def _fingerprint(task: Task) -> str:
-    digest = hashlib.sha256()
+    task, digest = load_task(config), hashlib.sha256()
     for split in Split:
         for problem in task.problems(split):
             digest.update(f"{split}\0{problem.index}\0{problem.source}\0{problem.gold}\n".encode())

@@ -82,12 +82,11 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
 def _jsonl_rows(path: Path) -> Iterator[object]:
     try:
         # Not str.splitlines: a question may hold a unicode line separator.
-        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        for line in path.read_text(encoding="utf-8").split("\n"):
             if line.strip():
                 yield json.loads(line)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        where = f" row {number}" if isinstance(error, json.JSONDecodeError) else ""
-        raise TaskError(f"task.path: {path}{where} is not JSON in UTF-8: {error}") from error
+        raise TaskError(f"task.path: {path} is not lines of JSON in UTF-8: {error}") from error
 
 
 def _parquet_rows(path: Path) -> Iterator[object]:

@@ -9,9 +9,9 @@ from torchdata.stateful_dataloader.sampler import RandomSampler
 class PromptOrder:
     """Batches of prompt indices, epoch after epoch from one generator; the last incomplete batch of an epoch is dropped.
 
-    verl builds torchdata's RandomSampler over ``torch.Generator()`` and seeds that generator only if ``data.seed`` is set, so without a seed
-    the order is a shuffle by torch's default generator seed: fixed, and not file order. Each epoch draws a new permutation from the same
-    generator. Batch ``i`` depends on ``i`` alone, so a resumed run needs no other state.
+    verl builds torchdata's RandomSampler over ``torch.Generator()`` and seeds that generator only if ``data.seed`` is set, so
+    without a seed the order is a shuffle by torch's default generator seed: fixed, and not file order. Each epoch draws a new
+    permutation from the same generator. Batch ``i`` depends on ``i`` alone, so a resumed run needs no other state.
     """
 
     def __init__(self, n: int, prompts_per_batch: int, seed: int | None) -> None:
@@ -22,6 +22,7 @@ class PromptOrder:
             )
         self.batches_per_epoch = n // prompts_per_batch
         self._n, self._size, self._seed = n, prompts_per_batch, seed
+        self._permutation: list[int] = []
         self._restart()
 
     @property
@@ -45,4 +46,3 @@ class PromptOrder:
             self._generator.manual_seed(self._seed)
         self._sampler = RandomSampler(range(self._n), generator=self._generator)
         self._epoch = -1
-        self._permutation: list[int] = []

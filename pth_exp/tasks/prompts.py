@@ -15,8 +15,8 @@ from pth_exp.tasks.base import Problem, TaskError
 def render(problem: Problem, tokenizer: Any, config: schema.TaskConfig, max_prompt_tokens: int) -> list[int]:
     """The prompt's tokens: its raw text, or one user turn of the tokenizer's chat template with the assistant's turn opened.
 
-    Raises ``TaskError`` for a prompt longer than ``max_prompt_tokens``, a tokenizer without a chat template where one is asked for, and
-    text that the tokenizer cannot represent (it would drop it in silence).
+    Raises ``TaskError`` for a prompt longer than ``max_prompt_tokens``, a tokenizer without a chat template where one is asked
+    for, and text that the tokenizer cannot represent (it would drop it in silence).
     """
     if config.chat_template == schema.ChatTemplate.always:
         tokens = _chat_tokens(problem, tokenizer)
@@ -24,15 +24,15 @@ def render(problem: Problem, tokenizer: Any, config: schema.TaskConfig, max_prom
         tokens = list(tokenizer(problem.prompt).input_ids)
         if _letters(tokenizer.decode(tokens, skip_special_tokens=True)) != _letters(problem.prompt):
             raise TaskError(
-                f"model.path: this model's tokenizer cannot represent the {problem.split} prompt {problem.index} of task.name={config.name} "
-                f"({problem.prompt[:60]!r}); take a model whose tokenizer covers the task's text"
+                f"model.path: this model's tokenizer cannot represent the {problem.split} prompt {problem.index} of "
+                f"task.name={config.name} ({problem.prompt[:60]!r}); take a model whose tokenizer covers the task's text"
             )
     if not tokens:
         raise TaskError(f"task.prompt: the {problem.split} prompt {problem.index} is empty")
     if len(tokens) > max_prompt_tokens:
         raise TaskError(
-            f"max_prompt_tokens: the {problem.split} prompt {problem.index} has {len(tokens)} tokens, more than {max_prompt_tokens}; "
-            f"raise max_prompt_tokens to at least {len(tokens)}"
+            f"max_prompt_tokens: {max_prompt_tokens} is too few, the {problem.split} prompt {problem.index} has {len(tokens)}; "
+            f"raise it to that at least"
         )
     return tokens
 
@@ -45,7 +45,7 @@ def prompt_id(problem: Problem, tokens: Sequence[int]) -> str:
 
 def _chat_tokens(problem: Problem, tokenizer: Any) -> list[int]:
     if not tokenizer.chat_template:
-        raise TaskError("task.chat_template: always is not possible, this model's tokenizer has no chat template; set it to never")
+        raise TaskError("task.chat_template: always is not possible, the tokenizer has no chat template; set it to never")
     turns = [{"role": "user", "content": problem.prompt}]
     return list(tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=False))
 

@@ -1,8 +1,9 @@
 r"""Numbers in text, exactly: the last number of a response is its answer.
 
-A number is digits, with commas between thousands, a decimal part, an exponent of at most two digits, or a fraction. It reads ``$1,000``,
-``1{,}000``, ``.5``, ``3/4``, ``\frac{3}{4}``, ``2 1/2`` and ``2½`` (two and a half); currency, per cent, emphasis and full stops around it do not count.
-A minus sign belongs to a number if it touches it (a currency sign may stand between) and nothing that could be a left operand precedes it:
+A number is digits, with commas between thousands, a decimal part, an exponent of at most two digits, or a fraction. Read are
+``$1,000``, ``1{,}000``, ``.5``, ``3/4``, ``\frac{3}{4}``, ``2 1/2`` and ``2½`` (two and a half); currency, per cent, emphasis and
+full stops around a number do not count. A minus sign belongs to a number if it touches it (a currency sign may stand between) and
+nothing that could be a left operand precedes it:
 ``= -5`` is minus five, ``10-5`` and ``10 - 5`` end in five.
 """
 
@@ -47,10 +48,8 @@ _REWRITE = re.compile("|".join(map(re.escape, _REWRITTEN)))
 
 def last_number(text: str) -> Fraction | None:
     """The last number in ``text``, or ``None`` if it holds none."""
-    last = None
-    for last in _NUMBER.finditer(_plain(text)):
-        pass
-    return None if last is None else _value(last)
+    found = list(_NUMBER.finditer(_plain(text)))
+    return _value(found[-1]) if found else None
 
 
 def exact_number(text: str) -> Fraction | None:
