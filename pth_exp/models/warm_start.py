@@ -22,13 +22,19 @@ import transformers
 from torch import Tensor
 
 from pth_exp import schema
-from pth_exp.models import solutions, vocabulary
+from pth_exp.models import card, solutions, vocabulary
+from pth_exp.models.load import special_tokens
 from pth_exp.models.resolve import EMBEDDED_FOLDER
 from pth_exp.tasks import Problem, Split
 from pth_exp.tasks.arithmetic import Arithmetic
+from pth_exp.trainer.policy import Policy
+from pth_exp.trainer.rollout import Prompt, Response
+from pth_exp.trainer.sampler import Sampler, greedy
 
 RECORD_FILE = "warm_start.json"
 MAX_RESPONSE_TOKENS = 56
+SAMPLES = 4
+"""Sampled responses to each test problem in the measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,53 +107,33 @@ def _pad(rows: Sequence[list[int]], fill: int) -> Tensor:
     return torch.tensor([row + [fill] * (width - len(row)) for row in rows])
 
 
-@torch.inference_mode()
-def respond(model: Any, tokenizer: Any, prompts: Sequence[str], generator: torch.Generator | None) -> list[list[int]]:
-    """One response to each prompt, end token included: sampled with ``generator``, greedy without. Padding is never chosen."""
-    encoded = [tokenizer(prompt).input_ids for prompt in prompts]
-    responses: list[list[int]] = [[] for _ in prompts]
-    for length in sorted(set(map(len, encoded))):  # prompts of one length need no padding
-        members = [i for i, row in enumerate(encoded) if len(row) == length]
-        tokens, cache = torch.tensor([encoded[i] for i in members]), None
-        open_rows = torch.ones(len(members), dtype=torch.bool)
-        for _ in range(MAX_RESPONSE_TOKENS):
-            output = model(input_ids=tokens, past_key_values=cache, use_cache=True)
-            logits, cache = output.logits[:, -1], output.past_key_values
-            logits[:, tokenizer.pad_token_id] = -torch.inf
-            if generator is None:
-                chosen = logits.argmax(-1)
-            else:
-                chosen = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
-            for row in open_rows.nonzero()[:, 0].tolist():
-                responses[members[row]].append(int(chosen[row]))
-            open_rows &= chosen != tokenizer.eos_token_id
-            if not open_rows.any():
-                break
-            tokens = chosen[:, None]
-    return responses
-
-
 def measure(model: Any, tokenizer: Any) -> dict[str, float]:
-    """Accuracy and mean length on the default test split, greedy and sampled (temperature 1, 4 responses a problem)."""
+    """Accuracy and mean length (end token included) on the default test split: greedy, and sampled at temperature 1."""
     task = Arithmetic(schema.ArithmeticTask("arithmetic"))
     problems = task.problems(Split.test)
-    generator = torch.Generator().manual_seed(0)
-    greedy = _score(task, problems, tokenizer, respond(model, tokenizer, [p.prompt for p in problems], None))
-    four = [p for p in problems for _ in range(4)]
-    sampled = _score(task, four, tokenizer, respond(model, tokenizer, [p.prompt for p in four], generator))
+    special = special_tokens(model, tokenizer)
+    policy = Policy(model, temperature=1.0, forbidden=special.forbidden)
+    prompts = [Prompt(p.index, "", tuple(tokenizer(p.prompt).input_ids)) for p in problems]
+    chosen = greedy(policy, prompts, special.eos, MAX_RESPONSE_TOKENS, rows=len(prompts))
+    sampler = Sampler(policy, special.eos, MAX_RESPONSE_TOKENS, rows=len(prompts), seed=0)
+    drawn = sampler.generate(prompts, SAMPLES, draw=0)
+    repeated = [problem for problem in problems for _ in range(SAMPLES)]
     return {
         "test_problems": len(problems),
-        "greedy_accuracy": greedy[0],
-        "greedy_mean_length": greedy[1],
-        "sampled_accuracy": sampled[0],
-        "sampled_mean_length": sampled[1],
+        **_score("greedy", task, tokenizer, problems, chosen),
+        **_score("sampled", task, tokenizer, repeated, drawn),
     }
 
 
-def _score(task: Arithmetic, problems: Sequence[Problem], tokenizer: Any, responses: Sequence[list[int]]) -> tuple[float, float]:
-    texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in responses]
+def _score(
+    name: str, task: Arithmetic, tokenizer: Any, problems: Sequence[Problem], responses: Sequence[Response]
+) -> dict[str, float]:
+    texts = [tokenizer.decode(response.tokens, skip_special_tokens=True) for response in responses]
     rewards = [task.score(text, problem) for text, problem in zip(texts, problems, strict=True)]
-    return round(sum(rewards) / len(rewards), 4), round(sum(map(len, responses)) / len(responses), 2)
+    return {
+        f"{name}_accuracy": round(sum(rewards) / len(rewards), 4),
+        f"{name}_mean_length": round(sum(len(response.tokens) for response in responses) / len(responses), 2),
+    }
 
 
 def make(settings: Settings, out: Path) -> dict[str, Any]:
@@ -166,13 +152,13 @@ def make(settings: Settings, out: Path) -> dict[str, Any]:
     tokenizer.save_pretrained(out)
     record = {
         "settings": dataclasses.asdict(settings),
-        "mixtures": [dict(zip(solutions.Style, shares, strict=True)) for shares in solutions.MIXTURES],
-        "mixture_of_name": solutions.MIXTURE_OF_NAME,
+        "styles": solutions.SHARES,
         "parameters": sum(p.numel() for p in model.parameters()),
         "measured": measure(model, tokenizer),
         "weights_sha256": hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest(),
     }
     (out / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    (out / "README.md").write_text(card.text(record), encoding="utf-8")
     return record
 
 
