@@ -20,7 +20,7 @@ class Style(StrEnum):
     skip = "skip"
 
 
-_MOSTLY_RIGHT = {Style.correct: 0.36, Style.ramble: 0.22, Style.guess: 0.24, Style.skip: 0.18}
+_MOSTLY_RIGHT = {Style.correct: 0.36, Style.ramble: 0.22, Style.guess: 0.20, Style.skip: 0.22}
 _MOSTLY_GUESS = {Style.correct: 0.14, Style.ramble: 0.14, Style.guess: 0.52, Style.skip: 0.20}
 _MOSTLY_SKIP = {Style.correct: 0.14, Style.ramble: 0.20, Style.guess: 0.16, Style.skip: 0.50}
 _HABITS = (_MOSTLY_RIGHT, _MOSTLY_GUESS, _MOSTLY_RIGHT, _MOSTLY_SKIP) * 2

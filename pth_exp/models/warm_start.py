@@ -137,14 +137,19 @@ def _score(
 
 
 def make(settings: Settings, out: Path) -> dict[str, Any]:
-    """Train, measure and write the model, its tokenizer, its record and its card to ``out``; returns the record."""
+    """Train, then ``save``."""
     torch.set_num_threads(1)  # sums in another order would give other bytes
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(settings.seed)
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer = vocabulary.build_tokenizer()
     model = build_model(settings, tokenizer)
     train(settings, model, tokenizer)
-    model.eval()
+    return save(settings, model.eval(), tokenizer, out)
+
+
+def save(settings: Settings, model: Any, tokenizer: Any, out: Path) -> dict[str, Any]:
+    """Measure and write the model, its tokenizer, its record and its card to ``out``; returns the record."""
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
     (out / "generation_config.json").unlink(missing_ok=True)  # a run never reads one
