@@ -115,11 +115,6 @@ class Learner:
             steps.append(StepReport(seen, output, float(total.detach()), kl_loss, logp_grad, norm, clipped))
         return UpdateReport(steps, ref_seconds)
 
-    def log_probs(self, rollout: Rollout) -> Tensor:
-        """[B, T] log-probabilities of the response tokens under the learner; 0 outside the mask's width; no gradient."""
-        with torch.no_grad():
-            return self._log_probs(self.policy, rollout)
-
     def _forward(self, rollout: Rollout) -> Tensor:
         """[B, T] log-probabilities that the loss differentiates: with their graph, or as a leaf."""
         if self.activations is Activations.whole_batch:
@@ -169,7 +164,7 @@ def micro_batches(lengths: Tensor, tokens: int) -> Iterator[Tensor]:
 
 
 def _rows_log_probs(policy: Policy, rollout: Rollout, rows: Tensor, shared: Prefix | None) -> Tensor:
-    """[R, W] log-probabilities of the tokens of ``rows``, W the longest of their lengths. Each prompt is read once."""
+    """[R, W] log-probabilities of the tokens of ``rows``, W the longest of their lengths, 0 in padding. Each prompt is read once."""
     width = max(1, int(rollout.lengths[rows].max()))
     owner = rollout.group[rows]
     if shared is None:
@@ -179,7 +174,9 @@ def _rows_log_probs(policy: Policy, rollout: Rollout, rows: Tensor, shared: Pref
     tokens = rollout.tokens[rows, :width].to(policy.device)
     first = prefix.logits[:, None]
     logits = torch.cat([first, policy.continue_with(prefix, tokens[:, :-1])], dim=1) if width > 1 else first
-    return policy.log_probs(logits).gather(2, tokens[:, :, None]).squeeze(2)
+    logp = policy.log_probs(logits).gather(2, tokens[:, :, None]).squeeze(2)
+    padding = torch.arange(width) >= rollout.lengths[rows, None]
+    return logp.masked_fill(padding.to(policy.device), 0.0)
 
 
 class Clock:

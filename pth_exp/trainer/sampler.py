@@ -85,7 +85,8 @@ def greedy(policy: Policy, prompts: Sequence[Prompt], ends: Sequence[int], limit
 def uniform_stream(seed: int, draw: int, prompt: int, response: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """[count] numbers in [0, 1) of the stream that belongs to one response."""
     # Philox counts upwards in the lowest word of its counter, so the two highest words name disjoint streams.
-    stream = np.random.Philox(key=[seed & _WORD, draw], counter=[0, 0, prompt, response])
+    key, counter = (np.array(words, dtype=np.uint64) for words in ([seed & _WORD, draw], [0, 0, prompt, response]))
+    stream = np.random.Philox(key=key, counter=counter)
     return np.random.Generator(stream).random(count)
 
 

@@ -32,6 +32,12 @@ def arithmetic() -> schema.ArithmeticTask:
     return schema.ArithmeticTask("arithmetic", train_problems=64, test_problems=16, min_steps=1, max_steps=2)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """As a run of the trainer has it."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a random Qwen2 of 2 layers over the task's words, near uniform, so that some of its numbers are right."""
