@@ -164,7 +164,7 @@ def micro_batches(lengths: Tensor, tokens: int) -> Iterator[Tensor]:
 
 
 def _rows_log_probs(policy: Policy, rollout: Rollout, rows: Tensor, shared: Prefix | None) -> Tensor:
-    """[R, W] log-probabilities of the tokens of ``rows``, W the longest of their lengths, 0 in padding. Each prompt is read once."""
+    """[R, W] log-probabilities of the tokens of ``rows``, W the longest of their lengths, 0 in padding. A prompt is read once."""
     width = max(1, int(rollout.lengths[rows].max()))
     owner = rollout.group[rows]
     if shared is None:
