@@ -16,12 +16,11 @@ SURPRISAL_FLOOR: Final = 1e-6
 """Smallest mean surprisal, in nats, that a loss divides by: below it, a float32 log-probability is rounding."""
 
 
-def anchored_weights(surprisal: Tensor, anchor: Tensor) -> Tensor:
-    """[B, T] detached ``w_t = min(1, anchor/l_t)``, 1 wherever l_t is at most the anchor, zero surprisal included.
+def anchored_weights(level: Tensor, anchor: Tensor) -> Tensor:
+    """[B, T] ``w_t = min(1, anchor/l_t)``, 1 wherever l_t is at most the anchor, zero surprisal included.
 
-    ``anchor`` broadcasts against [B, T] and is at least 0.
+    ``level`` is the detached surprisal; ``anchor`` broadcasts against it and is at least 0.
     """
-    level = surprisal.detach()
     above = level > anchor
     return torch.where(above, anchor / torch.where(above, level, 1.0), 1.0)
 

@@ -140,18 +140,19 @@ def test_a_batch_without_any_token_has_loss_zero(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_tokens_the_learner_is_certain_of_give_finite_coefficients(name: str) -> None:
     """Zero surprisal, and a log-probability that rounding has left above 0."""
-    for level in (0.0, 1e-9):
-        zero = [np.full(3, level), np.array([level, -1.0])]
-        out = get_loss(name)(padded(Written(zero, [1.0, -2.0], zero, zero)))
+    for level in (0.0, 2e-9):
+        certain = [np.full(3, level), np.array([level, -1.0]), np.array([level, 0.0, 0.0])]
+        out = get_loss(name)(padded(Written(certain, [1.0, -2.0, 0.5], certain, certain)))
         assert torch.isfinite(out.loss) and torch.isfinite(out.token_coef).all()
 
 
-def test_san_on_zero_surprisal_is_floored_as_declared() -> None:
-    """All surprisals 0: value 0, and the coefficient A w_t / (sum w x 1e-6), with w = 1."""
-    zero = [np.zeros(4)]
-    out = get_loss("san")(padded(Written(zero, [3.0], zero, zero)))
-    assert out.loss.item() == 0.0
-    torch.testing.assert_close(out.token_coef, torch.full((1, 4), 3.0 / 4 / 1e-6, dtype=torch.float64))
+def test_san_below_the_floor_is_as_declared() -> None:
+    """The coefficient is A w_t / (sum w x 1e-6): all surprisals 0, so w = 1; and 1, 2, 6 times 1e-7, so w = 1, 1, 1/2."""
+    rows = [np.zeros(3), -1e-7 * np.array([1.0, 2.0, 6.0])]
+    out = get_loss("san")(padded(Written(rows, [3.0, 5.0], rows, rows)))
+    expected = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [1 / 2.5, 1 / 2.5, 0.5 / 2.5]], dtype=torch.float64) / 1e-6
+    torch.testing.assert_close(out.token_coef, expected * torch.tensor([[3.0], [5.0]]) / 2)
+    assert out.loss.item() == pytest.approx(5 * (6e-7 / 2.5) / 1e-6 / 2)  # sum w l = 1e-7 (1 + 2 + 3)
 
 
 @pytest.mark.parametrize(
