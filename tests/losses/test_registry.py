@@ -51,13 +51,22 @@ def test_a_loss_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     @register("mine")
     def mine(batch: TokenBatch, *, power: int = 2) -> tuple[Tensor, dict[str, Tensor]]:
-        return (batch.advantage[:, None] * (-batch.logp) ** power).sum(), {"actor/entropy": batch.logp.sum()}
+        assert batch.sampler_logp is not None
+        value = (batch.advantage[:, None] * (-batch.logp) ** power).sum() + batch.advantage.sum()
+        return value, {"mine/sampler": batch.sampler_logp.sum()}
 
-    logp = torch.tensor([[-1.0, -3.0, float("nan")]], requires_grad=True)
-    out = get_loss("mine", power=3)(TokenBatch(logp, torch.tensor([2.0]), torch.tensor([[True, True, False]])))
-    assert out.loss.item() == pytest.approx(2 * (1 + 27))
-    torch.testing.assert_close(out.token_coef, torch.tensor([[2 * 3 * 1.0, 2 * 3 * 9.0, 0.0]]))
-    assert out.metrics == {"actor/entropy": pytest.approx(-4.0)}
+    nan = float("nan")
+    batch = TokenBatch(  # an author's function sees no NaN of padding, an empty response's advantage included, and one dtype
+        logp=torch.tensor([[-1.0, -3.0, nan], [nan, nan, nan]], requires_grad=True),
+        advantage=torch.tensor([2.0, nan], dtype=torch.float64),
+        mask=torch.tensor([[True, True, False], [False, False, False]]),
+        sampler_logp=torch.tensor([[-1.0, -3.0, nan], [nan, nan, nan]], dtype=torch.float64),
+    )
+    out = get_loss("mine", power=3)(batch)
+    assert out.loss.item() == pytest.approx(2 * (1 + 27) + 2)
+    assert out.loss.dtype == torch.float32
+    torch.testing.assert_close(out.token_coef, torch.tensor([[2 * 3 * 1.0, 2 * 3 * 9.0, 0.0], [0.0, 0.0, 0.0]]))
+    assert out.metrics == {"mine/sampler": pytest.approx(-4.0)}
 
     with pytest.raises(ValueError, match="'mine' is registered already"):
         register("mine")(mine)
