@@ -72,6 +72,16 @@ def test_the_ratio_against_the_sampler_responds_to_it() -> None:
     assert row["ratio/old_policy_max_abs"] == pytest.approx(log(2))
 
 
+def test_a_ratio_that_has_moved_is_still_no_correction_for_the_sampler() -> None:
+    """A second step on the batch: r differs from 1 and the clip acts, and q still has no part in the coefficients."""
+    b = batch([[-1.0, -2.5]], [1.0])
+    moved = dataclasses.replace(b, logp=b.logp.detach() + torch.tensor([0.1, 0.5, 0.0]))
+    row = probed("grpo", moved, OldPolicy.recomputed)
+    assert row["actor/pg_clipfrac"] == 0.5
+    assert row["ratio/exactly_one_share"] == 0.0
+    assert row["coef/sampler_response"] == 0.0
+
+
 def test_weights_respond_to_the_sampler_and_san_does_not() -> None:
     b = batch([[log(1.5), log(0.5)], [log(4.0)]], [1.0, -2.0])
     # coefficients A min(pi/q, 2) over 2 responses: 0.75, 0.25, -2; with q := pi: 0.5, 0.5, -1
