@@ -33,8 +33,12 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# The checker reads the tree as it is installed: `launchers` inside the package.
 types: $(STAMP)
-	$(BIN)/mypy
+	rm -rf build/types && mkdir -p build/types/pth_exp
+	ln -s $(CURDIR)/pth_exp/* $(CURDIR)/launchers $(CURDIR)/conf build/types/pth_exp/
+	ln -s $(CURDIR)/hydra_plugins build/types/
+	cd build/types && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
 
 test: lint types  ## style, types and every test, the slow ones included
 	$(BIN)/pytest -n 2

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = "updates=2 prompts_per_update=2 responses_per_prompt=2 max_response_tokens=8 validation.every=null".split()
+SMALL = ["updates=2", "prompts_per_update=2", "responses_per_prompt=2", "max_response_tokens=8", "validation.every=null"]
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -63,8 +63,8 @@ def test_install_runs_from_an_empty_folder(kind: str, wheel: Path, source: Path,
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).stdout.strip())
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     what = [wheel] if kind == "wheel" else ["-e", source]
-    install = ["-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
-    installed = run(sys.executable, *install, *what, cwd=tmp_path)
+    flags = ["-q", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    installed = run(sys.executable, "-m", "pip", "--python", python, "install", *flags, *what, cwd=tmp_path)
     assert installed.returncode == 0, installed.stdout + installed.stderr
 
     empty = tmp_path / "empty"
