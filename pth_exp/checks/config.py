@@ -33,7 +33,7 @@ def check(sweep: Sweep) -> list[Verdict]:
         faults[i] += _integrity(run, entries[run.path.name])
         faults[i] += _received(run)
         faults[i] += _drawn(run)
-    for found in (_design(sweep), _shared_prompts(sweep), _parted_prompts(sweep.runs), _inputs(sweep.runs)):
+    for found in (_shared_prompts(sweep), _parted_prompts(sweep.runs), _design(sweep), _inputs(sweep.runs)):
         for i, fault in found:
             faults[i].append(fault)
     return [_verdict(run, faults[i]) for i, run in enumerate(sweep.runs)]

@@ -162,7 +162,7 @@ def _noise(rows: Sequence[Row], dtype: str) -> _Noise:
             NOISE_FACTOR * default, f"{short(NOISE_FACTOR)} times the {short(default)} assumed for {dtype}; no update has age 0"
         )
     largest = max(quiet)
-    counted = f"the largest mean |log q − log π_θ| of the {len(quiet)} updates at age 0, {short(largest)}"
+    counted = f"the largest mean |log q − log π_θ| at age 0 (updates measured: {len(quiet)}), {short(largest)}"
     if largest < ROUNDING[dtype]:
         return _Noise(
             NOISE_FACTOR * ROUNDING[dtype], f"{short(NOISE_FACTOR)} times the rounding of {dtype}; {counted}, is smaller"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -31,20 +32,23 @@ class Surprise:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Verdicts in the sweep's order, check by check; ``expected`` holds the (run, check) pairs whose verdict was declared."""
+    """Verdicts in the sweep's order, check by check; ``declared`` has the verdict that ``design.expect`` names for (run, check)."""
 
     verdicts: list[Verdict]
     surprises: list[Surprise]
-    expected: frozenset[tuple[str, str]]
+    declared: Mapping[tuple[str, str], str]
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "as_expected": not self.surprises,
-            "verdicts": [
-                verdict.as_dict() | {"declared": (verdict.run, verdict.check) in self.expected} for verdict in self.verdicts
-            ],
+            "verdicts": [v.as_dict() | {"declared": self.declared.get((v.run, v.check))} for v in self.verdicts],
             "surprises": [asdict(surprise) for surprise in self.surprises],
         }
+
+    def as_expected(self, verdict: Verdict) -> bool:
+        """Whether a verdict is the declared one, or needs no declaration."""
+        wanted = self.declared.get((verdict.run, verdict.check))
+        return verdict.outcome in UNREMARKABLE if wanted is None else verdict.outcome == wanted
 
     def of(self, run: str, check: str) -> Verdict:
         """The verdict of one check on one run; raises KeyError for a pair that was not judged."""
@@ -61,7 +65,7 @@ def check_sweep(sweep: Sweep) -> Report:
     surprises += [surprise for run in sweep.runs if (surprise := _not_completed(run))]
     expectations = sweep.index["design"]["expect"]
     met: set[int] = set()
-    declared: set[tuple[str, str]] = set()
+    declared: dict[tuple[str, str], str] = {}
     for verdict in verdicts:
         matching = [
             i
@@ -70,19 +74,19 @@ def check_sweep(sweep: Sweep) -> Report:
         ]
         met.update(matching)
         if matching:
-            wanted = expectations[matching[-1]]
-            declared.add((verdict.run, verdict.check))
-            if verdict.outcome != wanted["verdict"]:
-                surprises.append(Surprise(verdict.run, verdict.check, wanted["verdict"], verdict.outcome, verdict.reason))
-        elif verdict.outcome not in UNREMARKABLE:
-            surprises.append(Surprise(verdict.run, verdict.check, "pass or warn", verdict.outcome, verdict.reason))
+            declared[verdict.run, verdict.check] = expectations[matching[-1]]["verdict"]
+    report = Report(verdicts, surprises, declared)
+    for verdict in verdicts:
+        if not report.as_expected(verdict):
+            wanted = declared.get((verdict.run, verdict.check), "pass or warn")
+            surprises.append(Surprise(verdict.run, verdict.check, wanted, verdict.outcome, verdict.reason))
     for i, wanted in enumerate(expectations):
         if i not in met:
             where = f"no run is called {wanted['run']}" if wanted["check"] in CHECKS else f"checks are {', '.join(CHECKS)}"
             surprises.append(
                 Surprise(wanted["run"], wanted["check"], wanted["verdict"], "no such verdict", f"design.expect: {where}")
             )
-    return Report(verdicts, surprises, frozenset(declared))
+    return report
 
 
 def _not_completed(run: RunRecords) -> Surprise | None:

@@ -89,33 +89,40 @@ def _text(sweep: Sweep, report: Report, runs: Sequence[RunSummary], paint: Paint
 
 
 def _matrix(sweep: Sweep, report: Report, paint: Painter) -> Iterator[str]:
-    labels = [run.label for run in sweep.runs]
-    verdicts = [[report.of(label, check) for check in CHECKS] for label in labels]
+    rows = [[report.of(run.label, check) for check in CHECKS] for run in sweep.runs]
     header = ["run", *(f"{i} {check}" for i, check in enumerate(CHECKS, 1))]
-    marks = [["*" if (v.run, v.check) in report.expected else "" for v in row] for row in verdicts]
     cells = [
-        [f"{v.outcome}{mark}  {v.number}" for v, mark in zip(row, ms, strict=True)]
-        for row, ms in zip(verdicts, marks, strict=True)
+        [run.label, *(f"{v.outcome}{_mark(report, v)}  {v.number}" for v in row)]
+        for run, row in zip(sweep.runs, rows, strict=True)
     ]
-    padded = table([header, *([label, *row] for label, row in zip(labels, cells, strict=True))])
+    padded = table([header, *cells])
     yield paint("bold", "  ".join(padded[0]).rstrip())
-    for row, found in zip(padded[1:], verdicts, strict=True):
-        painted = [cell.replace(v.outcome, paint(v.outcome, v.outcome), 1) for cell, v in zip(row[1:], found, strict=True)]
-        yield "  ".join([row[0], *painted]).rstrip()
-    if report.expected:
-        yield paint("dim", "* declared in design.expect")
+    for texts, row in zip(padded[1:], rows, strict=True):
+        painted = [text.replace(v.outcome, paint(v.outcome, v.outcome), 1) for text, v in zip(texts[1:], row, strict=True)]
+        yield "  ".join([texts[0], *painted]).rstrip()
+    marks = {_mark(report, v) for row in rows for v in row}
+    notes = {"*": "* as design.expect declares", "!": "! not as expected"}
+    if marks & set(notes):
+        yield paint("dim", ", ".join(note for mark, note in notes.items() if mark in marks))
+
+
+def _mark(report: Report, verdict: Verdict) -> str:
+    if not report.as_expected(verdict):
+        return "!"
+    return "*" if (verdict.run, verdict.check) in report.declared else ""
 
 
 def _details(report: Report, verdicts: Sequence[Verdict], paint: Painter) -> Iterator[str]:
     """Evidence for whatever did not pass, a sentence for what did; once for runs of which the same is to be said."""
-    groups: dict[tuple[Outcome, bool, tuple[str, ...]], list[str]] = {}
+    groups: dict[tuple[Outcome, str, tuple[str, ...]], list[str]] = {}
+    notes = {"": "", "*": " (as declared)", "!": " (not as expected)"}
     for verdict in sorted(verdicts, key=lambda v: v.outcome is Outcome.passed):
         evidence = () if verdict.outcome is Outcome.passed else verdict.details
-        declared = (verdict.run, verdict.check) in report.expected
-        groups.setdefault((verdict.outcome, declared, (verdict.reason, *evidence)), []).append(verdict.run)
-    for (outcome, declared, sentences), runs in groups.items():
+        note = notes[_mark(report, verdict)]
+        groups.setdefault((verdict.outcome, note, (verdict.reason, *evidence)), []).append(verdict.run)
+    for (outcome, note, sentences), runs in groups.items():
         first, *more = paragraph(", ".join(runs), 0, paint.width - 24)
-        yield f"  {paint(outcome, outcome)}{' (as declared)' if declared else ''}  {paint('bold', first)}"
+        yield f"  {paint(outcome, outcome)}{note}  {paint('bold', first)}"
         yield from (" " * 8 + paint("bold", line) for line in more)
         for sentence in sentences:
             yield from paragraph(sentence, 6, paint.width)

@@ -100,6 +100,9 @@ def _row(figure: SubFigure, setting: tuple[int, int], runs: Sequence[RunRecords]
     _finish_accuracy(accuracy, runs, interval)
     _finish_lag(kl, clip, max((c for run in runs for c in run.column("actor/pg_clipfrac") if c is not None), default=0.0))
     _batches(batch, runs, replicate, looks)
+    end = max(run.config["updates"] for run in runs)
+    for axes in (accuracy, kl, batch):
+        axes.set_xlim(-0.03 * end, 1.03 * end)
     handles = [Line2D([], [], color=c, linestyle=d, linewidth=1.8, label=name) for name, (c, d) in looks.items()]
     figure.legend(handles=handles, loc="outside lower left", ncols=min(len(handles), 6))
 

@@ -168,4 +168,4 @@ def test_the_noise_floor_is_measured_and_shown(tmp_path: Path) -> None:
     """Three times the largest shift at age 0, which is 2e-6 in these records; updates 0 and 6 have age 0."""
     verdict = judge(tmp_path, sweeps.config("tis_ppo", refresh_interval=6))
     assert verdict.values["noise_floor"] == pytest.approx(6e-6)
-    assert "3 times the largest mean |log q − log π_θ| of the 2 updates at age 0" in verdict.details[-1]
+    assert "3 times the largest mean |log q − log π_θ| at age 0 (updates measured: 2)" in verdict.details[-1]
