@@ -32,7 +32,7 @@ class Surprise:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Verdicts in the sweep's order, check by check; ``declared`` has the verdict that ``design.expect`` names for (run, check)."""
+    """Verdicts in the sweep's order, check by check; ``declared`` has the verdict that design.expect names for (run, check)."""
 
     verdicts: list[Verdict]
     surprises: list[Surprise]
