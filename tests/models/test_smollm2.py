@@ -7,6 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import torch
 
 from pth_exp import schema
 from pth_exp.models import ModelError, fingerprint, resolve
@@ -43,14 +44,15 @@ def test_converted_once_and_adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     model, tokenizer = load_policy(CONFIG, "cpu")
     special = special_tokens(model, tokenizer)
     assert (special.eos, special.pad, special.forbidden) == ((2,), 2, ())
+    text = "The capital of France is Paris. The sun rises in the east and sets in the west."
+    tokens = torch.tensor([tokenizer(text).input_ids])
+    with torch.no_grad():
+        # Weights read in the wrong layout give about log(vocabulary) = 10.8 nats.
+        assert model(tokens, labels=tokens).loss.item() < 2.5
+
     chat = schema.ArithmeticTask("arithmetic", chat_template=schema.ChatTemplate.always)
-    sums = [(2, 3), (1, 4), (5, 2), (3, 3), (4, 4), (6, 2)]
-    prompts = []
-    for i, (a, b) in enumerate(sums):
-        problem = Problem(Split.test, i, f"What is {a} + {b}? Answer with one number.", Fraction(a + b), "")
-        prompts.append(Prompt(i, "", tuple(render(problem, tokenizer, chat, 64))))
-    responses = greedy(Policy(model, 1.0, special.forbidden), prompts, special.eos, 24, rows=8)
-    answers = [last_number(tokenizer.decode(r.tokens, skip_special_tokens=True)) for r in responses]
-    right = [answer == a + b for answer, (a, b) in zip(answers, sums, strict=True)]
-    # Weights read in the wrong layout would produce no numbers, let alone sums.
-    assert sum(right) >= 3
+    problem = Problem(Split.test, 0, "What is 2 + 3?", Fraction(5), "")
+    prompt = Prompt(0, "", tuple(render(problem, tokenizer, chat, 64)))
+    (response,) = greedy(Policy(model, 1.0, special.forbidden), [prompt], special.eos, 24, rows=1)
+    assert last_number(tokenizer.decode(response.tokens, skip_special_tokens=True)) == 5
+    assert response.tokens[-1] == 2 and not response.truncated
