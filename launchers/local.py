@@ -143,9 +143,10 @@ def _stop(running: Iterable[Process], kill: bool) -> None:
 
 
 def _explain(received: signal.Signals, interrupts: int, running: int) -> str:
+    runs = f"{running} run{'s' * (running != 1)}"
     if interrupts == 1:
-        return f"{received.name}: {running} runs checkpoint at their next update and stop; once more kills them"
-    return f"{received.name} again: {running} runs killed; their last checkpoints hold"
+        return f"{received.name}: {runs} to checkpoint at the next update and stop; once more kills"
+    return f"{received.name} again: {runs} killed; the last checkpoints hold"
 
 
 @contextmanager

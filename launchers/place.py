@@ -12,7 +12,8 @@ from typing import Protocol, TextIO
 from pth_exp.freeze import FrozenRun
 from pth_exp.lifecycle import State
 
-WORKER = (sys.executable, "-m", "pth_exp.worker")
+WORKER = (sys.executable, "-P", "-m", "pth_exp.worker")
+"""-P: files of the folder the sweep was started in (a study, another checkout) do not stand in for modules."""
 
 LOG = "log.txt"
 """A run's stdout and stderr, in its directory; attempts append."""
@@ -111,7 +112,7 @@ def conclude(results: Sequence[RunResult], sweep_dir: Path, stream: TextIO) -> i
         for line in result.log_tail.splitlines():
             print(f"    | {line}", file=stream)
     counts = ", ".join(f"{n} {state.lower()}" for state in State if (n := sum(r.state is state for r in results)))
-    print(f"\n{len(results)} runs: {counts}. Records: {sweep_dir}", file=stream)
+    print(f"\n{len(results)} run{'s' * (len(results) != 1)}: {counts}. Records: {sweep_dir}", file=stream)
     if bad:
         print(f"Go on with: pth resume {sweep_dir}", file=stream)
     return 1 if bad else 0

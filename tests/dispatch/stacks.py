@@ -1,0 +1,96 @@
+"""Stacks that do in an instant what a trainer does in hours: complete, stop, break, misdraw."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pth_exp import lifecycle
+from pth_exp.records.writer import RunRecorder
+from pth_exp.redraw import first_batches
+from pth_exp.schema import Config
+
+Stop = Callable[[], bool]
+
+
+def completes(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Stop) -> str:
+    recorder.first_batches(first_batches(config))
+    for update in range(config.updates):
+        assert not should_stop()
+        recorder.update({"update": update})
+    return "completed"
+
+
+def tells_its_environment(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Stop) -> str:
+    checkpoints.with_name("environment.txt").write_text(os.environ["PTH_TEST_WORD"])
+    return completes(config, recorder, checkpoints, should_stop)
+
+
+def misdraws(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Stop) -> str:
+    seeded_wrongly = dataclasses.replace(config, seeds=dataclasses.replace(config.seeds, data=12345))
+    recorder.first_batches(first_batches(seeded_wrongly))
+    return "completed"
+
+
+def draws_too_little(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Stop) -> str:
+    recorder.first_batches(first_batches(config)[:-1])
+    return "completed"
+
+
+def writes_no_draws(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Stop) -> str:
+    return "completed"
+
+
+def is_terminated(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Stop) -> str:
+    for update in range(config.updates):
+        if should_stop():
+            return "preempted"
+        if update == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        recorder.update({"update": update})
+    return "completed"
+
+
+def is_interrupted_twice(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Stop) -> str:
+    os.kill(os.getpid(), signal.SIGINT)
+    recorder.update({"update": 0})
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+    return "completed"
+
+
+def divides_by_zero(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Stop) -> str:
+    recorder.update({"update": 0, "actor/loss": 1 / 0})
+    return "completed"
+
+
+def exits(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Stop) -> str:
+    sys.exit("gave up")
+
+
+def names_a_bad_field(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Stop) -> str:
+    from pth_exp.trainer.build import build
+
+    build(dataclasses.replace(config, model=dataclasses.replace(config.model, path="/nowhere/to/be/found")))
+    return "completed"
+
+
+def ends_strangely(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Stop) -> str:
+    return "tired"
+
+
+def is_taken_over(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Stop) -> str:
+    """Loses its lease to another attempt, as if it had been suspended for an hour."""
+    run_dir = checkpoints.parent
+    recorder.update({"update": 0})
+    heartbeat = next((run_dir / "attempts").glob("0001.*.heartbeat"))
+    old = time.time() - 3600
+    os.utime(heartbeat, (old, old))
+    lifecycle.claim(run_dir, heartbeat_every=5.0, lost_after=60.0, place="elsewhere", job_id=None)
+    recorder.update({"update": 1})
+    return "completed"

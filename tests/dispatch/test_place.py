@@ -1,0 +1,245 @@
+"""The local place, its slots and its progress, with workers that take no time."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from frozen_sweeps import alive, runs_of, until
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pth_exp import freeze, machine
+from pth_exp.launchers import place
+from pth_exp.launchers.local import LocalPlace
+from pth_exp.launchers.place import Job, RunResult, conclude
+from pth_exp.launchers.progress import PlainProgress, Tail, duration
+from pth_exp.launchers.slots import GIB, Running, Slots
+from pth_exp.lifecycle import State, history, note, state
+from pth_exp.refusal import Refusal
+
+WORKER = Path(__file__).with_name("instant_worker.py")
+
+
+@pytest.fixture
+def jobs(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    monkeypatch.setattr(place, "WORKER", (sys.executable, str(WORKER)))
+    return [Job.of(freeze.load(run / "frozen.yaml")) for run in runs_of(sweep)]
+
+
+def _told(job: Job, deed: str) -> Job:
+    return dataclasses.replace(job, environment={"PTH_TEST_DEED": deed})
+
+
+def test_a_job_says_what_was_frozen(jobs: list[Job]) -> None:
+    first = jobs[0]
+    assert (first.index, first.label, first.updates, first.threads, first.device) == (0, "grpo·seed=1", 12, 1, "auto")
+    environment = dataclasses.replace(first, threads=3, environment={"MKL_NUM_THREADS": "2"}).process_environment("local")
+    assert environment["OMP_NUM_THREADS"] == "3" and environment["MKL_NUM_THREADS"] == "2"
+    assert environment["MALLOC_TRIM_THRESHOLD_"] == str(2**30) and environment["PTH_PLACE"] == "local"
+
+
+def test_each_end_is_told_and_none_stops_the_others(jobs: list[Job], sweep: Path) -> None:
+    deeds = ["kill", "complete", "raise"]
+    shown = io.StringIO()
+    results = LocalPlace(3, stream=shown).dispatch([_told(job, deed) for job, deed in zip(jobs, deeds, strict=True)])
+    assert [result.state for result in results] == [State.LOST, State.COMPLETED, State.FAILED]
+    assert "signal 9 (SIGKILL)" in results[0].message and "memory" in results[0].message
+    assert results[2].message == "the cat ate it" and results[2].log_tail.splitlines()[-1] == "last words of grpo·seed=3"
+    assert [state(job.run_dir)[0] for job in jobs] == [State.LOST, State.COMPLETED, State.FAILED]
+    assert [row["state"] for row in history(jobs[0].run_dir)] == ["FROZEN", "QUEUED", "RUNNING", "LOST"]
+    assert history(jobs[0].run_dir)[-1]["by"].startswith("launcher ")
+    told = io.StringIO()
+    assert conclude(results, sweep, told) == 1
+    assert "[0] grpo·seed=1: LOST: its worker ended by signal 9" in told.getvalue()
+    assert "    | last words of grpo·seed=3\n" in told.getvalue() and "seed=2" not in told.getvalue()
+    assert "3 runs: 1 completed, 1 failed, 1 lost" in told.getvalue() and f"pth resume {sweep}" in told.getvalue()
+    lines = shown.getvalue().splitlines()
+    assert sum("started" in line for line in lines) == 3
+    assert any(line.startswith("[1] grpo·seed=2  completed at update 12/12") for line in lines)
+
+
+def test_a_sweep_whose_runs_all_complete_ends_with_zero(jobs: list[Job], sweep: Path) -> None:
+    results = LocalPlace(stream=io.StringIO()).dispatch([_told(job, "complete") for job in jobs])
+    assert conclude(results, sweep, io.StringIO()) == 0
+
+
+def test_a_worker_that_never_took_its_run_failed(jobs: list[Job]) -> None:
+    (result,) = LocalPlace(stream=io.StringIO()).dispatch([_told(jobs[0], "refuse")])
+    assert (result.state, result.message) == (State.FAILED, "refused: not today")
+    assert state(jobs[0].run_dir) == (State.FAILED, "refused: not today")
+
+
+def test_a_run_whose_directory_cannot_be_written_fails_alone(jobs: list[Job]) -> None:
+    (jobs[0].run_dir / "log.txt").mkdir()
+    results = LocalPlace(1, stream=io.StringIO()).dispatch([_told(job, "complete") for job in jobs])
+    assert [result.state for result in results] == [State.FAILED, State.COMPLETED, State.COMPLETED]
+    assert "could not be started" in results[0].message
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_no_more_runs_at_a_time_than_slots(jobs: list[Job], slots: int) -> None:
+    results = LocalPlace(slots, stream=io.StringIO()).dispatch([_told(job, "complete") for job in jobs])
+    assert all(result.state is State.COMPLETED for result in results)
+    times = []
+    for job in jobs:
+        rows = [row for row in history(job.run_dir) if row["state"] in ("RUNNING", "COMPLETED")]
+        times += [(rows[0]["at"], 1), (rows[1]["at"], -1)]
+    at_once, most = 0, 0
+    for _, change in sorted(times):
+        at_once += change
+        most = max(most, at_once)
+    assert most <= slots
+
+
+def test_interrupts_stop_then_kill(jobs: list[Job]) -> None:
+    """As Ctrl-C does: the first asks, and nothing more is started; the second kills what does not obey."""
+    shown, pids = io.StringIO(), list[int]()
+
+    def interrupt() -> None:
+        for job in jobs[:2]:
+            until((job.run_dir / "ready").exists)
+            pids.append(int((job.run_dir / "ready").read_text()))
+        os.kill(os.getpid(), signal.SIGINT)
+        until((jobs[1].run_dir / "asked").exists)
+        until(lambda: state(jobs[0].run_dir)[0] is State.PREEMPTED)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    before = signal.getsignal(signal.SIGINT)
+    told = [_told(jobs[0], "wait"), _told(jobs[1], "defy"), _told(jobs[2], "complete")]
+    results = LocalPlace(2, stream=shown).dispatch(told)
+    thread.join()
+    assert [result.state for result in results] == [State.PREEMPTED, State.LOST, State.QUEUED]
+    assert state(jobs[2].run_dir)[0] is State.QUEUED
+    assert "SIGINT: 2 runs to checkpoint" in shown.getvalue()
+    assert re.search(r"SIGINT again: \d runs? killed", shown.getvalue())
+    assert not alive(pids) and signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(("slots", "memory", "field"), [(0, None, "slots=0"), (None, -1.0, "memory_per_run_gb=-1.0")])
+def test_impossible_room_is_refused(slots: int | None, memory: float | None, field: str) -> None:
+    with pytest.raises(Refusal, match=field):
+        LocalPlace(slots, memory)
+
+
+# ---------------------------------------------------------------------------------------------------------------- slots
+
+
+def _job(index: int, threads: int = 1, device: str = "auto") -> Job:
+    return Job(index, f"run {index}", Path("r"), Path("r/frozen.yaml"), "0", threads=threads, device=device)
+
+
+def _filled(slots: Slots, waiting: Sequence[Job], most: int = 50) -> list[Running]:
+    """Start whatever there is room for, as the local place does."""
+    left, running = list(waiting), list[Running]()
+    while (job := slots.next(left, running)) is not None and len(running) < most:
+        left.remove(job)
+        running.append(Running(job, 1000 + job.index, slots.gpu_for(job, running)))
+    return running
+
+
+@pytest.fixture
+def big_machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """A machine of 8 cores, 64 GiB and no GPU, whose numbers a test may change."""
+    facts: dict[str, float] = {"cores": 8, "memory": 64 * GIB, "resident": 0, "gpus": 0}
+    monkeypatch.setattr(machine, "cores", lambda: int(facts["cores"]))
+    monkeypatch.setattr(machine, "available_memory", lambda: int(facts["memory"]))
+    monkeypatch.setattr(machine, "resident_memory", lambda pid: int(facts["resident"]))
+    monkeypatch.setattr(machine, "visible_gpus", lambda: [f"GPU-{i}" for i in range(int(facts["gpus"]))])
+    return facts
+
+
+def test_a_run_takes_its_threads_of_the_cores(big_machine: dict[str, float]) -> None:
+    assert len(_filled(Slots(None, None), [_job(i) for i in range(20)])) == 8
+    assert len(_filled(Slots(None, None), [_job(i, threads=3) for i in range(20)])) == 2
+    assert len(_filled(Slots(None, None), [_job(i, threads=99) for i in range(20)])) == 1
+    assert len(_filled(Slots(12, None), [_job(i) for i in range(20)])) == 12
+
+
+def test_one_run_a_gpu(big_machine: dict[str, float]) -> None:
+    big_machine["gpus"] = 2
+    assert [run.gpu for run in _filled(Slots(None, None), [_job(i) for i in range(9)])] == ["GPU-0", "GPU-1"]
+    assert [run.gpu for run in _filled(Slots(4, None), [_job(i) for i in range(9)])] == ["GPU-0", "GPU-1"] * 2
+    mixed = [_job(0, device="cuda:1"), _job(1, device="cuda:1"), _job(2, device="cuda"), _job(3, device="cpu")]
+    assert [(run.job.index, run.gpu) for run in _filled(Slots(None, None), mixed)] == [(0, "GPU-1"), (2, "GPU-0"), (3, None)]
+
+
+def test_memory_bounds_the_runs(big_machine: dict[str, float]) -> None:
+    jobs = [_job(i) for i in range(20)]
+    assert len(_filled(Slots(None, 20 * GIB), jobs)) == 3  # 64 GiB hold three runs of 20
+    assert len(_filled(Slots(None, 500 * GIB), jobs)) == 1  # one always runs
+    slots = Slots(None, None)
+    big_machine["resident"] = 30 * GIB
+    slots.watch([Running(jobs[0], 1, None)])
+    big_machine.update(memory=34 * GIB)  # the first run holds 30 of 64
+    assert slots.next(jobs[1:], [Running(jobs[0], 1, None)]) is jobs[1]
+    big_machine.update(memory=29 * GIB)
+    assert slots.next(jobs[1:], [Running(jobs[0], 1, None)]) is None
+
+
+# ------------------------------------------------------------------------------------------------------------- progress
+
+
+def _row(update: int) -> bytes:
+    return json.dumps({"update": update, "reward/trained": 0.5, "rollout_corr/kl": 0.00123}).encode() + b"\n"
+
+
+def test_progress_is_read_from_whole_rows(tmp_path: Path) -> None:
+    tail = Tail(dataclasses.replace(_job(0), run_dir=tmp_path, updates=10))
+    assert not tail.read() and tail.text() == {"update": "0/10", "reward": "-", "KL": "-", "left": "-"}
+    segment = tmp_path / "updates.0001.jsonl"
+    segment.write_bytes(_row(0) + _row(1)[:7])
+    assert tail.read() and tail.done == 1 and tail.seconds_left() is None
+    assert not tail.read()
+    with segment.open("ab") as file:
+        file.write(_row(1)[7:])
+    assert tail.read()
+    assert tail.text() | {"left": ""} == {"update": "2/10", "reward": "0.500", "KL": "1.23e-03", "left": ""}
+    assert tail.seconds_left() is not None
+    (tmp_path / "updates.0002.jsonl").write_bytes(_row(1))  # a resumed run repeats an update
+    assert tail.read() and tail.done == 2 and tail.seconds_left() is None
+
+
+def test_plain_lines_come_at_every_tenth(tmp_path: Path) -> None:
+    job = dataclasses.replace(_job(7), run_dir=tmp_path, updates=100)
+    shown = io.StringIO()
+    with PlainProgress(shown) as plain:
+        plain.start(job)
+        for update in range(100):
+            with (tmp_path / "updates.0001.jsonl").open("ab") as file:
+                file.write(_row(update))
+            plain.refresh()
+        plain.end(job, RunResult(7, job.label, State.COMPLETED, "", ""))
+    lines = shown.getvalue().splitlines()
+    assert len(lines) == 11
+    assert [line.split()[4] for line in lines[1:-1]] == [f"{tenth}0/100" for tenth in range(1, 10)]
+
+
+@given(st.integers(0, 10**6))
+def test_a_duration_reads_back(seconds: int) -> None:
+    text = duration(seconds)
+    units = {"h": 3600, "m": 60, "s": 1}
+    total, number = 0, ""
+    for character in text:
+        if character.isdigit():
+            number += character
+        else:
+            total, number = total + int(number) * units[character], ""
+    assert total == (seconds if seconds < 3600 else seconds // 60 * 60)
+
+
+def test_notes_of_the_launcher_survive(sweep: Path) -> None:
+    run = runs_of(sweep)[0]
+    note(run, State.QUEUED, "launcher")
+    assert [row["state"] for row in history(run)] == ["FROZEN", "QUEUED"]
