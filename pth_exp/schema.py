@@ -185,7 +185,7 @@ class TrainerStack(StackConfig):
     device: str = spec("auto", _EXECUTION, "auto, cpu, cuda or cuda:N; auto takes a visible GPU if there is one")
     threads: int = spec(1, _EXECUTION, "CPU threads of one run", "threads")
     sampler_rows: int = spec(256, _EXECUTION, "responses generated at a time", "rows")
-    micro_batch_tokens: int = spec(4096, _EXECUTION, "padded tokens of one forward pass of the learner", "tokens")
+    micro_batch_tokens: int = spec(1024, _EXECUTION, "padded response tokens of one forward pass of the learner", "tokens")
     activations: Activations = spec(Activations.whole_batch, _EXECUTION, "micro_batch: one more forward pass, less memory")
     checkpoint_every: Optional[int] = spec(20, _EXECUTION, "a checkpoint after every so many updates; null: none", "updates")
     keep_checkpoints: int = spec(1, _EXECUTION, "older checkpoints kept beside the newest", "checkpoints")

@@ -66,7 +66,7 @@ def _build(parameters: list[Tensor], config: OptimizerConfig, lr: float) -> torc
         "weight_decay": config.weight_decay,
     }
     if config.name is OptimizerName.adamw:
-        return torch.optim.AdamW(parameters, foreach=True, **arguments)
+        return torch.optim.AdamW(parameters, fused=True, **arguments)
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ValueError(f"optimizer.name={config.name} needs pip install 'pth-exp[8bit]', or optimizer.name=adamw")
     device = parameters[0].device

@@ -80,11 +80,11 @@ class Policy:
         positions = prefix.lengths[:, None] + torch.arange(length, device=self.device)
         return self._forward(tokens, mask, positions, prefix.cache)
 
-    def step(self, prefix: Prefix, tokens: Tensor, number: int) -> tuple[Prefix, Tensor]:
-        """Feeds response token ``number`` (from 0) of every row: the grown prefix, and [R, V] logits of the next token."""
+    def step(self, prefix: Prefix, tokens: Tensor, number: int) -> Prefix:
+        """The prefix grown by response token ``number`` (from 0) of every row."""
         mask = torch.cat([prefix.mask, prefix.mask.new_ones(len(tokens), 1)], dim=1)
         logits = self._forward(tokens[:, None], mask, (prefix.lengths + number)[:, None], prefix.cache)[:, -1]
-        return Prefix(prefix.cache, mask, prefix.lengths, logits), logits
+        return Prefix(prefix.cache, mask, prefix.lengths, logits)
 
     def _forward(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any, logits_to_keep: int = 0) -> Tensor:
         arguments = {self._cache_argument: cache, "use_cache": True, "logits_to_keep": logits_to_keep}

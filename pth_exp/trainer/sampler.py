@@ -16,8 +16,6 @@ from pth_exp.trainer.rollout import Prompt, Response
 Choose = Callable[[Tensor, Tensor, int], Tensor]
 """Log-probabilities [R, V], the rows that are still running [R], the token's number -> chosen tokens [R]."""
 
-_DROP_SHARE = 8
-"""Finished rows leave the batch once they are an eighth of it: copying the cache for each one costs more than it saves."""
 _WORD = (1 << 64) - 1
 
 
@@ -114,24 +112,20 @@ def decode(policy: Policy, prompts: Sequence[Sequence[int]], ends: Sequence[int]
 
     end_tokens = torch.tensor(list(ends), device=device)
     running = torch.arange(len(prompts), device=device)
-    done = torch.zeros(len(prompts), dtype=torch.bool, device=device)  # of the running rows
-    logits = prefix.logits
     for number in range(limit):
-        logp = policy.log_probs(logits)
+        logp = policy.log_probs(prefix.logits)
         chosen = choose(logp, running, number)
         tokens[running, number] = chosen
         logps[running, number] = logp.gather(1, chosen[:, None]).squeeze(1)
-        newly = torch.isin(chosen, end_tokens) & ~done
-        lengths[running[newly]] = number + 1
-        ended[running[newly]] = True
-        done = done | newly
-        finished = int(done.sum())
-        if finished == len(running) or number + 1 == limit:
+        end = torch.isin(chosen, end_tokens)
+        lengths[running[end]] = number + 1
+        ended[running[end]] = True
+        keep = (~end).nonzero().squeeze(1)
+        if len(keep) == 0 or number + 1 == limit:
             break
-        if finished * _DROP_SHARE >= len(running):
-            keep = (~done).nonzero().squeeze(1)
-            running, chosen, done, prefix = running[keep], chosen[keep], done[keep], prefix.select(keep)
-        prefix, logits = policy.step(prefix, chosen, number)
+        if len(keep) < len(running):
+            running, chosen, prefix = running[keep], chosen[keep], prefix.select(keep)
+        prefix = policy.step(prefix, chosen, number)
     return list(_responses(tokens, logps, lengths, ended))
 
 

@@ -62,7 +62,7 @@ AGES = {
 
 
 @pytest.mark.parametrize("queue", list(schema.Queue))
-@pytest.mark.parametrize(("interval", "age"), AGES)
+@pytest.mark.parametrize(("interval", "age"), [pytest.param(n, k, marks=[pytest.mark.slow] if n == 96 else []) for n, k in AGES])
 def test_ages_in_the_records(configure: Configure, execute: Execute, interval: int, age: int, queue: schema.Queue) -> None:
     expected = AGES[interval, age]
     config = configure(
