@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pth_exp import schema, validity
 from pth_exp.design import flatten
 from pth_exp.launchers.sources import plain_values, uncoerced
-from pth_exp.refusal import Objection, Refusal, refuse
+from pth_exp.refusal import Objection, Refusal, objection, refuse
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,8 @@ class Composer:
         except HydraException as error:
             raise Refusal([Objection("config", "", str(error).strip(), "correct the override")], where) from error
         except OmegaConfBaseException as error:
-            cause = error.__cause__
-            if isinstance(cause, Refusal):
-                raise Refusal(cause.objections, where) from None
+            if (behind := _refusal_behind(error)) is not None:
+                raise Refusal(behind.objections, where) from None
             raise refuse(str(error.full_key or where), "", str(error).splitlines()[0], "correct the value") from error
 
     def _compose(self, overrides: list[str]) -> Composed:
@@ -105,9 +104,7 @@ class Composer:
         try:
             config = schema.build(values, self._arms)
         except ValueError as error:
-            field, _, message = str(error).partition(": ")
-            why, _, remedy = message.partition("; ")
-            raise refuse(field, "", why, remedy or "correct it") from None
+            raise Refusal([objection(str(error))]) from None
         objections = list(validity.objections(config))
         if objections:
             raise Refusal(objections)
@@ -175,6 +172,12 @@ class Composer:
                 if parent is None or name not in parent:
                     raise refuse("design.per_arm", path, "unknown field", "name a field of the config")
                 parent[name] = values[arm]
+
+
+def _refusal_behind(error: BaseException) -> Refusal | None:
+    """The refusal that a resolver raised, however often OmegaConf wrapped it."""
+    cause = error.__cause__ or error.__context__
+    return cause if cause is None or isinstance(cause, Refusal) else _refusal_behind(cause)
 
 
 def _interpolated(value: object) -> bool:

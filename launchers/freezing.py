@@ -20,7 +20,7 @@ from pth_exp.launchers.place import Job, Place, conclude
 from pth_exp.launchers.secrets import guard_environment
 from pth_exp.launchers.sweep_dir import SweepDir
 from pth_exp.lifecycle import State
-from pth_exp.refusal import refuse
+from pth_exp.refusal import Refusal, objection, refuse
 from pth_exp.schema import DesignConfig
 
 
@@ -48,7 +48,7 @@ class Plan:
         guard_environment()
         arms = extensions.arms_here(Path.cwd())
         self.master = master
-        self.swept: tuple[str, ...] = ()
+        self.swept: tuple[str, ...] | None = None
         self.planned: list[Planned] = []
         assert isinstance(context.config_loader, ConfigLoaderImpl)
         self._composer = Composer(context.config_loader, master, arms)
@@ -69,7 +69,7 @@ class Plan:
             try:
                 self._inputs[key] = freeze.input_hashes(composed.config)
             except (OSError, ValueError) as error:
-                raise refuse("inputs", "", str(error), "make the task's data and the model's files readable") from error
+                raise Refusal([objection(str(error))]) from error
         return self._inputs[key]
 
     def design(self) -> DesignConfig:
@@ -82,16 +82,26 @@ class Plan:
                     raise refuse(field, value, "differs between runs of one sweep", "give it once, for the whole sweep")
         return first.design
 
+    def _swept(self) -> list[str]:
+        """The keys that the sweeper says it sweeps; of a sweeper that says nothing, those that take more than one value."""
+        if self.swept is not None:
+            return list(self.swept)
+        values: dict[str, set[str]] = {}
+        for planned in self.planned:
+            for path, value in {**planned.composed.choices, **planned.composed.given}.items():
+                values.setdefault(path, set()).add(repr(value))
+        return [path for path, different in values.items() if len(different) > 1]
+
     def labels(self) -> list[str]:
         declared = self.design()
-        vary = self.swept if declared.vary is None else declared.vary
+        vary = self._swept() if declared.vary is None else declared.vary
         flats = [design.flatten(p.composed.values) for p in self.planned]
         return design.labels([p.composed.config.arm.name for p in self.planned], flats, declared, vary)
 
     def hold(self, labels: Sequence[str]) -> gate.Verdict:
         """The gate's verdict over all runs."""
         described = [p.described(label) for p, label in zip(self.planned, labels, strict=True)]
-        return gate.hold(described, self.design(), self.swept)
+        return gate.hold(described, self.design(), self._swept())
 
 
 class FreezingLauncher:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import secrets
+import socket
 import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 INDEX = "index.json"
+LAUNCH = "launch.json"
 
 
 @dataclass
@@ -36,16 +38,18 @@ class SweepDir:
 
     @classmethod
     def create(cls, path: Path, name: str) -> SweepDir:
-        """Make the directory. Raises :class:`Refusal` if it is there: two launches would share it."""
+        """Make the directory, or take one that a sweeper made. Raises :class:`Refusal` if another launch has it."""
         path = path.absolute()
+        path.mkdir(parents=True, exist_ok=True)
+        sweep = cls(path, name)
+        launch = {"created": sweep.created, "host": socket.gethostname(), "pid": os.getpid(), "command": sys.argv}
         try:
-            path.mkdir(parents=True)
+            with (path / LAUNCH).open("x") as stream:
+                json.dump(launch, stream)
         except FileExistsError:
-            raise refuse(
-                "hydra.sweep.dir", path, "exists already; two launches would share a directory",
-                "leave hydra.sweep.dir as it is, or name a new one; `pth resume` goes on with an old sweep",
-            ) from None  # fmt: skip
-        return cls(path, name)
+            remedy = "leave hydra.sweep.dir as it is, or name a new one; `pth resume` goes on with an old sweep"
+            raise refuse("hydra.sweep.dir", path, "belongs to another launch", remedy) from None
+        return sweep
 
     def freeze(self, planned: Planned, label: str, index: int) -> FrozenRun:
         """Write one run's frozen config, and Hydra's own files beside it."""

@@ -202,7 +202,8 @@ class _Comparing:
             )  # fmt: skip
             return
         owner = max(owners, key=len)
-        strays = [] if owner == path else self._strays(path, owner)
+        followed = info.follows in self.differing  # held against what it follows, run by run
+        strays = [] if owner == path or followed else self._strays(path, owner)
         if strays:
             self.result.unexpected[path] = values
             self._find(

@@ -27,6 +27,13 @@ class Objection:
         return f"{self.field}{value}: {self.why}\n    remedy: {self.remedy}"
 
 
+def objection(text: str) -> Objection:
+    """An error's text of the form ``field: why; remedy`` as an objection."""
+    field, _, message = text.partition(": ")
+    why, _, remedy = message.partition("; ")
+    return Objection(field, "", why, remedy or "correct it")
+
+
 class Refusal(Exception):
     """Raised before any run starts; the command ends with exit code 2."""
 

@@ -20,7 +20,7 @@ class PthLocal(Launcher):
     def __init__(self, slots: int | None, memory_per_run_gb: float | None) -> None:
         self.slots = slots
         self.memory_per_run_gb = memory_per_run_gb
-        self.swept: tuple[str, ...] = ()
+        self.swept: tuple[str, ...] | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from pth_exp.launchers.freezing import FreezingLauncher
@@ -40,7 +40,7 @@ class PthDryRun(Launcher):
     def __init__(self, resolve: bool, table: bool) -> None:
         self.resolve = resolve
         self.table = table
-        self.swept: tuple[str, ...] = ()
+        self.swept: tuple[str, ...] | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from pth_exp.launchers.freezing import Plan
