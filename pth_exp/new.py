@@ -13,7 +13,7 @@ from pathlib import Path
 from pth_exp import extensions, schema
 from pth_exp.refusal import Refusal, refuse
 
-HEADER = '''"""Losses and arms of this study. `pth run`, started in this folder, finds the file by its name and freezes its hash."""
+HEADER = '''"""Losses and arms of this study: `pth run`, started in this folder, finds the file and freezes its hash."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -53,6 +53,14 @@ def put(label: str, path: str, value: Any) -> Callable[[dict[str, Run]], None]:
     return change
 
 
+def each(*changes: Callable[[dict[str, Run]], None]) -> Callable[[dict[str, Run]], None]:
+    def change(runs: dict[str, Run]) -> None:
+        for one in changes:
+            one(runs)
+
+    return change
+
+
 FAULTS: list[tuple[str, Callable[[dict[str, Run]], None], DesignConfig, set[tuple[str, str]]]] = [
     ("another learning rate", put("san·42", "lr", 1e-4), design(), {("undeclared-difference", "lr")}),
     ("another field of a group", put("san·42", "seeds.eval", 7), design(), {("undeclared-difference", "seeds.eval")}),
@@ -69,8 +77,8 @@ FAULTS: list[tuple[str, Callable[[dict[str, Run]], None], DesignConfig, set[tupl
      {("weight-with-sampler", "arm.old_policy"), ("undeclared-difference", "arm.old_policy")}),
     ("an arm's rate that did not arrive", lambda runs: None, design(per_arm=[PerArm("lr", {"san": 1e-4}, "its own optimum")]),
      {("undeclared-difference", "lr")}),
-    ("other arms' rate in its shadow", lambda runs: [put("san·42", "lr", 1e-4)(runs), put("san·43", "lr", 1e-4)(runs),
-     put("tis·42", "lr", 3e-4)(runs)] and None, design(per_arm=[PerArm("lr", {"san": 1e-4}, "its own optimum")]),
+    ("other arms' rate in its shadow", each(put("san·42", "lr", 1e-4), put("san·43", "lr", 1e-4),
+     put("tis·42", "lr", 3e-4)), design(per_arm=[PerArm("lr", {"san": 1e-4}, "its own optimum")]),
      {("undeclared-difference", "lr")}),
 ]  # fmt: skip
 

@@ -150,7 +150,8 @@ def test_identity_is_the_hash_of_science_and_contents_worked_out_by_hand(here: P
         "arm.name": "san", "arm.loss": "san", "arm.old_policy": "recomputed", "arm.correction": "behaviour_free",
         "arm.needs_reference": False, "arm.needs_sampler_logp": False,
         "stack.name": "trainer", "stack.record_sampler_logp": True,
-        "task.name": "arithmetic", "task.cut_at": [], "task.train_after_cut": True, "task.chat_template": "never", "task.train_problems": 4096,
+        "task.name": "arithmetic", "task.cut_at": [], "task.train_after_cut": True, "task.chat_template": "never",
+        "task.train_problems": 4096,
         "task.test_problems": 512, "task.min_steps": 4, "task.max_steps": 5, "task.max_operand": 5, "task.problem_seed": 0,
         "model.dtype": "float32", "model.reference": "initial",
         "optimizer.name": "adamw", "optimizer.beta1": 0.9, "optimizer.beta2": 0.999, "optimizer.eps": 1e-8,
@@ -159,7 +160,8 @@ def test_identity_is_the_hash_of_science_and_contents_worked_out_by_hand(here: P
         "validation.every": 10, "validation.problems": 256, "probe.first_batches": 8,
         "seeds.data": 0, "seeds.sampling": 0, "seeds.init": 0, "seeds.eval": 0,
         "seed": 0, "lr": 0.0002, "refresh_interval": 1, "replay_age": 0, "queue": "unique_prefill", "updates": 100,
-        "prompts_per_update": 8, "responses_per_prompt": 8, "max_prompt_tokens": 64, "max_response_tokens": 56, "temperature": 1.0,
+        "prompts_per_update": 8, "responses_per_prompt": 8, "max_prompt_tokens": 64, "max_response_tokens": 56,
+        "temperature": 1.0,
         "inputs.data": "d" * 64, "inputs.model": "e" * 64, "inputs.tokenizer": "f" * 64,
     }  # fmt: skip
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
