@@ -6,6 +6,7 @@ style is wrong, and a style shows at the beginning of an answer, before its last
 
 from __future__ import annotations
 
+import itertools
 import random
 from enum import StrEnum
 
@@ -20,11 +21,11 @@ class Style(StrEnum):
     skip = "skip"
 
 
-_MOSTLY_RIGHT = {Style.correct: 0.36, Style.ramble: 0.22, Style.guess: 0.20, Style.skip: 0.22}
-_MOSTLY_GUESS = {Style.correct: 0.14, Style.ramble: 0.14, Style.guess: 0.52, Style.skip: 0.20}
-_MOSTLY_SKIP = {Style.correct: 0.14, Style.ramble: 0.20, Style.guess: 0.16, Style.skip: 0.50}
-_HABITS = (_MOSTLY_RIGHT, _MOSTLY_GUESS, _MOSTLY_RIGHT, _MOSTLY_SKIP) * 2
-SHARES: dict[str, dict[Style, float]] = dict(zip(NAMES, _HABITS, strict=True))
+_MOSTLY_RIGHT = {Style.correct: 0.40, Style.ramble: 0.25, Style.guess: 0.15, Style.skip: 0.20}
+_MOSTLY_GUESS = {Style.correct: 0.16, Style.ramble: 0.12, Style.guess: 0.52, Style.skip: 0.20}
+_MOSTLY_SKIP = {Style.correct: 0.16, Style.ramble: 0.16, Style.guess: 0.18, Style.skip: 0.50}
+_HABITS = itertools.cycle((_MOSTLY_RIGHT, _MOSTLY_GUESS, _MOSTLY_SKIP))
+SHARES: dict[str, dict[Style, float]] = dict(zip(NAMES, _HABITS, strict=False))
 """Name in the prompt to the share of each style; over all names a quarter of the answers is correct."""
 LARGEST_ERROR = 4
 

@@ -9,7 +9,7 @@ import transformers
 
 from pth_exp.tasks.arithmetic import GAINS, LOSSES, NAMES, THINGS
 
-CONNECTORS = ("so", "then")
+CONNECTORS = ("so", "then", "now")
 END, PAD = "<|end|>", "<|pad|>"
 
 
