@@ -12,6 +12,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -101,6 +102,7 @@ class Composer:
         OmegaConf.copy_cache(from_config=self._master, to_config=resolved)
         HydraConfig.instance().cfg = cast(Any, base.settings)  # what the resolver `hydra:` reads
         values = plain_values(resolved, resolve=True)
+        _make_absolute(values)
         try:
             config = schema.build(values, self._arms)
         except ValueError as error:
@@ -109,7 +111,10 @@ class Composer:
         if objections:
             raise Refusal(objections)
         choices = {o.key_or_group: str(o.value()) for o in groups}
-        given = {path: _select(values, path) if _interpolated(value) else value for path, value in given.items()}
+        given = {
+            path: _select(values, path) if _interpolated(value) or path in schema.LOCATIONS else value
+            for path, value in given.items()
+        }
         hydra = {**base.hydra, "overrides": {**base.hydra["overrides"], "task": overrides}}
         return Composed(overrides, raw, _plain(config), config, given, choices, {"hydra": hydra})
 
@@ -172,6 +177,15 @@ class Composer:
                 if parent is None or name not in parent:
                     raise refuse("design.per_arm", path, "unknown field", "name a field of the config")
                 parent[name] = values[arm]
+
+
+def _make_absolute(values: dict[str, Any]) -> None:
+    """A run may be resumed from another directory: what lies at a relative path now is named by its absolute one."""
+    for location in ("task.path", "model.path"):
+        parent, name = _parent(values, location)
+        path = parent.get(name) if parent is not None else None
+        if parent is not None and isinstance(path, str) and Path(path).is_dir():
+            parent[name] = str(Path(path).absolute())
 
 
 def _refusal_behind(error: BaseException) -> Refusal | None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pth_exp import freeze
-from pth_exp.design import ABSENT, flatten
+from pth_exp.design import ABSENT, flatten, shown
 from pth_exp.launchers.freezing import Plan
 from pth_exp.launchers.gate import Verdict
 
@@ -48,7 +48,7 @@ def _print_table(labels: Sequence[str], flats: Sequence[Mapping[str, Any]], verd
         table = Table("field", "", *labels)
         for kind, fields in kinds.items():
             for path in fields:
-                table.add_row(path, kind, *(str(flat.get(path, ABSENT)) for flat in flats))
+                table.add_row(path, kind, *(shown(flat.get(path, ABSENT)) for flat in flats))
         console = Console()
         (console if console.is_terminal else Console(width=60 + 30 * len(labels))).print(table)
     print(f"design gate: {verdict.verdict}")
@@ -64,6 +64,6 @@ def _print_values(kinds: Mapping[str, Mapping[str, Mapping[str, Any]]], labels: 
             print(f"  {path} ({kind})")
             runs: dict[str, list[int]] = {}
             for label, value in values.items():
-                runs.setdefault(str(value), []).append(numbers.get(label, -1))
+                runs.setdefault(shown(value), []).append(numbers.get(label, -1))
             for value, members in runs.items():
                 print(f"      {value:<24} runs {', '.join(map(str, members))}")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 INDEX = "index.json"
+OUTPUTS = "multirun_outputs"
 LAUNCH = "launch.json"
 
 
@@ -104,8 +105,9 @@ class SweepDir:
         temporary = self.path / f".{INDEX}.{os.getpid()}"
         temporary.write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n")
         temporary.replace(self.path / INDEX)
-        point(self.path.parent / "latest", self.path)
-        point(self.path.parent.parent / "latest", self.path)
+        if self.path.parents[1].name == OUTPUTS:  # a directory chosen elsewhere gets no links around it
+            point(self.path.parent / "latest", self.path)
+            point(self.path.parents[1] / "latest", self.path)
 
 
 def point(link: Path, target: Path) -> None:

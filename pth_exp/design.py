@@ -147,7 +147,8 @@ class _Comparing:
                 if _key(got) != _key(asked) and not (isinstance(asked, int) and got == float(asked)):
                     self._find(
                         "override-did-not-arrive", path, [run.label],
-                        f"asked for {path}={asked}, resolved to {got}", "give the field once, and nowhere after the override",
+                        f"asked for {path}={shown(asked)}, resolved to {shown(got)}",
+                        "give the field once, and nowhere after the override",
                     )  # fmt: skip
             arm, chosen = flat.get("arm.name"), run.choices.get("arm")
             if chosen is not None and arm != chosen:
@@ -249,7 +250,7 @@ class _Comparing:
             if not any(path in self.differing for path in own):
                 value = self._value(self.runs[0].label, own[0]) if own else ABSENT
                 self._find(
-                    "swept-but-equal", entry, self.flat, f"the comparison varies {entry}, and every run has {value}",
+                    "swept-but-equal", entry, self.flat, f"the comparison varies {entry}, and every run has {shown(value)}",
                     f"give {entry} more than one value, or take it out of design.vary",
                 )  # fmt: skip
 
@@ -265,7 +266,9 @@ class _Comparing:
             if astray:
                 self.result.varied.pop(path, None)
                 self.result.unexpected[path] = self._values(path)
-                seen = ", ".join(f"{x} has {source}={self._value(x, source)}, {path}={self._value(x, path)}" for x in astray)
+                seen = ", ".join(
+                    f"{x} has {source}={shown(self._value(x, source))}, {path}={shown(self._value(x, path))}" for x in astray
+                )
                 self._find(
                     "swept-but-equal", path, astray, f"{source} is varied but did not reach {path}: {seen}",
                     f"do not set {path}; it follows {source}. If it is to rest, name it in design.fixed",
@@ -287,9 +290,14 @@ class _Comparing:
         return _key(science)
 
 
+def shown(value: Any) -> str:
+    """A value as it is written on the command line."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _show(values: Mapping[str, Any], limit: int = 6) -> str:
-    shown = [f"{value} ({label})" for label, value in list(values.items())[:limit]]
-    return ", ".join(shown) + (f" and {len(values) - limit} more" if len(values) > limit else "")
+    first = [f"{shown(value)} ({label})" for label, value in list(values.items())[:limit]]
+    return ", ".join(first) + (f" and {len(values) - limit} more" if len(values) > limit else "")
 
 
 def labels(arms: Sequence[str], flats: Sequence[Mapping[str, Any]], design: DesignConfig, vary: Sequence[str]) -> list[str]:
@@ -299,7 +307,7 @@ def labels(arms: Sequence[str], flats: Sequence[Mapping[str, Any]], design: Desi
     def add(path: str, only: set[int]) -> None:
         short = path.removesuffix(".name")
         for index in only:
-            parts[index].append(f"{short}={flats[index].get(path, ABSENT)}")
+            parts[index].append(f"{short}={shown(flats[index].get(path, ABSENT))}")
 
     fields = list(dict.fromkeys(path for flat in flats for path in flat))
     own = [f for e in vary if e != "arm" for f in fields if f == e or f == f"{e}.name"]

@@ -53,7 +53,7 @@ Every field, with its unit and meaning: pth_exp/schema.py. Exit code 0; 1 if a r
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run, show or describe a sweep. Exit code 0, 1 if a run did not complete, 2 if the sweep was refused."""
+    """Run, show or describe a sweep. Exit code 0, 1 if a run did not complete, 2 if the sweep was refused, 130 after Ctrl-C."""
     from pth_exp.launchers.freezing import RunsFailed
 
     try:
@@ -68,6 +68,9 @@ def main(arguments: Sequence[str]) -> int:
         print(f"pth run: refused, nothing was started\n{_text(error)}", file=sys.stderr)
     except RunsFailed:
         return 1
+    except KeyboardInterrupt:
+        print("pth run: interrupted", file=sys.stderr)
+        return 130
     return 2
 
 
@@ -164,6 +167,10 @@ def _sweep(hydra: Hydra, args: argparse.Namespace) -> None:
         master += ["hydra/launcher=pth_dry_run", f"hydra.launcher.resolve={not raw}", f"hydra.launcher.table={args.cfg is None}"]
     config = hydra.compose_config(PRIMARY, master, RunMode.MULTIRUN, with_log_configuration=not shown)
     context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks())
+    launcher = str(config.hydra.launcher.get("_target_"))
+    if not launcher.startswith("hydra_plugins.pth_exp."):
+        name = config.hydra.runtime.choices["hydra/launcher"]
+        raise refuse("hydra/launcher", name, "does not freeze runs before it starts them", "use one whose name begins with pth_")
     sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=_never, config=config)
     sweeper.sweep(arguments=[str(o.input_line) for o in overrides if not o.is_hydra_override()])
 

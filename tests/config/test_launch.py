@@ -73,6 +73,23 @@ def test_layout_of_a_sweep(here: Path) -> None:
     assert [job.run_dir.name for job in jobs] == [row["dir"] for row in index["runs"]]
 
 
+def test_a_directory_chosen_elsewhere_gets_no_links_around_it(here: Path) -> None:
+    sweep, _ = freeze_sweep("arm=grpo", f"hydra.sweep.dir={here}/data/mine/one")
+    assert (sweep / "index.json").is_file()
+    assert sorted(p.name for p in here.rglob("latest")) == []
+
+
+def test_default_seed_reads_null_in_a_label(here: Path) -> None:
+    sweep, _ = freeze_sweep("arm=grpo", "seed=null,43")
+    assert [row["label"] for row in index_of(sweep)["runs"]] == ["grpo·seed=null", "grpo·seed=43"]
+
+
+def test_a_relative_path_is_frozen_as_absolute(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "data").mkdir()
+    code, out, err = pth(capsys, "run", "arm=grpo", "task=gsm8k", "task.path=data", "--dry-run")
+    assert (code, err) == (0, "") and f"  path: {here}/data\n" in out
+
+
 def test_hydra_s_own_files_are_where_people_look(here: Path) -> None:
     _, jobs = freeze_sweep("arm=san", "seed=5")
     folder = jobs[0].run_dir / ".hydra"

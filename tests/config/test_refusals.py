@@ -73,6 +73,7 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
     ("callbacks", ["arm=grpo", "+hydra.callbacks.mine._target_=my.Callback"], ["hydra.callbacks", "never be called", "leave"]),
     ("chdir", ["arm=grpo", "hydra.job.chdir=true"], ["hydra.job.chdir=true", "by its path"]),
     ("run mode", ["arm=grpo", "hydra.mode=RUN"], ["hydra.mode=RUN", "freezing launcher"]),
+    ("a launcher that does not freeze", ["arm=grpo", "hydra/launcher=basic"], ["hydra/launcher=basic", "freeze", "pth_"]),
     ("a run's folder", ["arm=grpo", "hydra.sweep.subdir=mine"], ["hydra.sweep.subdir=mine", "config_id"]),
     ("own primary config", ["--config-name=mine", "arm=grpo"], ["--config-name=mine", "conf/experiment"]),
     ("own config path", ["--config-path=mine", "arm=grpo"], ["--config-path=mine", "conf/experiment"]),
