@@ -41,6 +41,7 @@ class Composed:
         given: dotted field to the value that an override asked for.
         choices: config group to the option chosen on the command line.
         hydra: Hydra's own node.
+        environment: ``hydra.job.env_set``, resolved.
     """
 
     overrides: list[str]
@@ -50,6 +51,7 @@ class Composed:
     given: dict[str, Any]
     choices: dict[str, str]
     hydra: dict[str, Any]
+    environment: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class Composer:
     def _compose(self, overrides: list[str]) -> Composed:
         parsed = [self._parse(text) for text in overrides]
         groups = [o for o in parsed if self._is_group(o)]
+        refuse_without_option(groups)
         base = self._base(tuple(str(o.input_line) for o in groups))
         raw = copy.deepcopy(base.raw)
         given: dict[str, Any] = {}
@@ -116,7 +119,7 @@ class Composer:
             for path, value in given.items()
         }
         hydra = {**base.hydra, "overrides": {**base.hydra["overrides"], "task": overrides}}
-        return Composed(overrides, raw, _plain(config), config, given, choices, {"hydra": hydra})
+        return Composed(overrides, raw, _plain(config), config, given, choices, {"hydra": hydra}, _environment(raw, hydra))
 
     def _parse(self, text: str) -> Override:
         if text not in self._parsed:
@@ -194,8 +197,27 @@ def _refusal_behind(error: BaseException) -> Refusal | None:
     return cause if cause is None or isinstance(cause, Refusal) else _refusal_behind(cause)
 
 
+def refuse_without_option(groups: Sequence[Override]) -> None:
+    """Refuse ``group=null`` and ``~group``: the schema's defaults would quietly stand in for the option taken away."""
+    without = [o for o in groups if o.is_delete() or (not o.is_sweep_override() and o.value() is None)]
+    if without:
+        raise Refusal(
+            Objection(
+                o.key_or_group, "" if o.is_delete() else "null", "a run without it would fall back on the schema's defaults",
+                f"choose an option of {o.key_or_group}, such as kl=none for no penalty",
+            )
+            for o in without
+        )  # fmt: skip
+
+
 def _interpolated(value: object) -> bool:
     return isinstance(value, str) and "${" in value
+
+
+def _environment(raw: Mapping[str, Any], hydra: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that a worker gets: what they interpolate is looked up now, in the config and in this environment."""
+    whole = OmegaConf.create({**raw, "hydra": {"job": {"env_set": hydra["job"]["env_set"]}}})
+    return {str(name): str(value) for name, value in plain_values(whole.hydra.job.env_set, resolve=True).items()}
 
 
 def _refuse_missing(raw: Mapping[str, Any]) -> None:

@@ -41,9 +41,9 @@ class LocalPlace:
     """
 
     def __init__(self, slots: int | None = None, memory_per_run_gb: float | None = None, stream: TextIO | None = None) -> None:
-        if slots is not None and slots < 1:
-            raise refuse("slots", slots, "leaves no run a place", "give at least 1, or null for as many as fit")
-        if memory_per_run_gb is not None and memory_per_run_gb <= 0:
+        if slots is not None and (type(slots) is not int or slots < 1):
+            raise refuse("slots", slots, "leaves no run a place", "give a whole number of at least 1, or null for as many as fit")
+        if memory_per_run_gb is not None and (type(memory_per_run_gb) not in (int, float) or not memory_per_run_gb > 0):
             raise refuse(
                 "memory_per_run_gb", memory_per_run_gb, "is no amount of memory", "give more than 0, or null to measure it"
             )
@@ -121,13 +121,13 @@ def _result(job: Job, code: int) -> RunResult:
     """What became of a run whose worker has ended; records what the worker could not."""
     tail = log_tail(job.run_dir)
     state, message = lifecycle.state(job.run_dir)
+    how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
     if state is State.LOST:
-        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
         hint = "; the kernel does so when memory runs out" if code == -signal.SIGKILL else ""
         message = f"its worker ended by {how} without a last word{hint}"
         lifecycle.note(job.run_dir, state, "launcher", message)
     elif state in (State.FROZEN, State.QUEUED):
-        state, message = State.FAILED, tail.rpartition("\n")[2] or f"its worker ended with exit code {code}"
+        state, message = State.FAILED, tail.rpartition("\n")[2] or f"its worker ended by {how} before it began"
         lifecycle.note(job.run_dir, state, "launcher", message)
     return RunResult(job.index, job.label, state, message, tail)
 

@@ -65,9 +65,7 @@ class SweepDir:
             "overrides": composed.overrides,
             "experiment": composed.config.name,
         }
-        env_set = composed.hydra["hydra"]["job"]["env_set"]
-        environment = {str(name): str(value) for name, value in env_set.items()}
-        frozen = freeze.freeze(composed.values, run, planned.inputs, environment, run_dir)
+        frozen = freeze.freeze(composed.values, run, planned.inputs, composed.environment, run_dir)
         lifecycle.note(run_dir, State.FROZEN, "launcher")
         subdir = composed.hydra["hydra"]["output_subdir"]
         if subdir is not None:
@@ -105,9 +103,15 @@ class SweepDir:
         temporary = self.path / f".{INDEX}.{os.getpid()}"
         temporary.write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n")
         temporary.replace(self.path / INDEX)
-        if self.path.parents[1].name == OUTPUTS:  # a directory chosen elsewhere gets no links around it
-            point(self.path.parent / "latest", self.path)
-            point(self.path.parents[1] / "latest", self.path)
+        for folder in self._shelves():
+            point(folder / "latest", self.path)
+
+    def _shelves(self) -> dict[Path, None]:
+        """Folders whose ``latest`` this sweep becomes: what reading commands here look at, and what it was filed under."""
+        here = Path(OUTPUTS).absolute()
+        here.mkdir(exist_ok=True)  # hydra.sweep.dir may lead elsewhere, where no links are left
+        filed = [self.path.parents[1], self.path.parent] if self.path.parents[1].name == OUTPUTS else []
+        return dict.fromkeys([here, *filed])
 
 
 def point(link: Path, target: Path) -> None:

@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import pth_exp.conf
 from pth_exp import extensions, store
+from pth_exp.launchers.composing import refuse_without_option
 from pth_exp.refusal import Objection, Refusal, refuse
 
 CONF = Path(str(pth_exp.conf.__file__)).parent
@@ -87,8 +88,9 @@ def _text(error: BaseException) -> str:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = get_args_parser()
+    parser.prog = "pth run"
     parser.add_argument("--dry-run", action="store_true")
-    args = parser.parse_args(list(arguments))
+    args = parser.parse_intermixed_args(list(arguments))  # options may stand between overrides
     for option in ("config_name", "config_path"):
         if getattr(args, option) is not None:
             raise refuse(
@@ -158,6 +160,7 @@ def _sweep(hydra: Hydra, args: argparse.Namespace) -> None:
     job is composed; and RUN mode, which would bypass the launcher, does not exist."""
     overrides = OverridesParser.create().parse_overrides(list(args.overrides))
     _check(overrides)
+    refuse_without_option([o for o in overrides if not o.is_hydra_override() and _is_group(hydra, o)])
     shown = args.dry_run or args.cfg is not None
     if shown:
         overrides = [o for o in overrides if not o.key_or_group.startswith("hydra/launcher") and not _of_launcher(o)]
@@ -180,7 +183,11 @@ def _is_for_master(hydra: Hydra, override: Override) -> bool:
     if override.is_hydra_override():
         return True
     key = override.key_or_group
-    return not override.is_sweep_override() and (key == "name" or bool(hydra.config_loader.get_group_options(key)))
+    return not override.is_sweep_override() and (key == "name" or _is_group(hydra, override))
+
+
+def _is_group(hydra: Hydra, override: Override) -> bool:
+    return bool(hydra.config_loader.get_group_options(override.key_or_group))
 
 
 def _of_launcher(override: Override) -> bool:
@@ -219,5 +226,7 @@ def _objections(overrides: Sequence[Override]) -> Iterator[Objection]:
                 key, value, "runs would start before the rest of the sweep is composed and checked",
                 "leave it out; hydra.launcher.slots=N bounds how many runs go at a time",
             )  # fmt: skip
+        if key == "hydra.run.dir":
+            yield Objection(key, value, "a single run's place, and there is none", "write hydra.sweep.dir, the sweep's directory")
         if key == "hydra.callbacks" or key.startswith("hydra.callbacks."):
             yield Objection(key, value, "a run is a worker without Hydra, callbacks would never be called", f"leave {text} out")

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pth_exp import schema
 from pth_exp.refusal import Objection
 from pth_exp.schema import Config, Correction, OldPolicy, Reference
+from pth_exp.tasks.base import Split
+from pth_exp.tasks.gsm8k import COUNTS
 
 _AT_LEAST: dict[str, float] = {
     "refresh_interval": 1, "replay_age": 0, "updates": 1, "prompts_per_update": 1, "responses_per_prompt": 2,
@@ -36,6 +38,10 @@ def objections(config: Config) -> Iterator[Objection]:
         value = _value(config, info.path)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             yield from _number(info.path, value)
+    if config.name in ("", "latest") or config.name.startswith(".") or "/" in config.name:
+        yield Objection(
+            "name", repr(config.name), "is no name for a folder beside the link `latest`", "write letters, digits, - and _"
+        )
     yield from _needs(config)
     yield from _sizes(config)
 
@@ -94,8 +100,12 @@ def _sizes(config: Config) -> Iterator[Objection]:
                 "validation.problems", str(config.validation.problems), f"the task has {task.test_problems} test problems",
                 "lower it, or raise task.test_problems",
             )  # fmt: skip
-    if isinstance(task, schema.Gsm8kTask) and "{question}" not in task.prompt:
-        yield Objection("task.prompt", repr(task.prompt), "has no place for the question", "write {question} where it belongs")
+    if isinstance(task, schema.Gsm8kTask):
+        if "{question}" not in task.prompt:
+            yield Objection("task.prompt", repr(task.prompt), "has no place for the question", "write {question} in it")
+        if config.validation.every is not None and config.validation.problems > COUNTS[Split.test]:
+            why = f"GSM8K has {COUNTS[Split.test]} test problems"
+            yield Objection("validation.problems", str(config.validation.problems), why, "lower it")
     stack = config.stack
     eight_bit = config.optimizer.name is not schema.OptimizerName.adamw
     if eight_bit and isinstance(stack, schema.TrainerStack) and stack.device == "cpu":

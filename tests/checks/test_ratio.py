@@ -88,9 +88,7 @@ def test_a_weight_missing_on_some_updates_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arm", ["grpo", "san"])
 def test_an_arm_that_claims_not_to_read_q_and_does(tmp_path: Path, arm: str) -> None:
-    verdict = judge(
-        tmp_path, sweeps.config(arm, refresh_interval=6), setting("coef/sampler_response", 1e-9, lambda u: u == 3)
-    )
+    verdict = judge(tmp_path, sweeps.config(arm, refresh_interval=6), setting("coef/sampler_response", 1e-9, lambda u: u == 3))
     assert verdict.outcome == Outcome.failed
     assert "update 3" in verdict.reason
 

@@ -62,6 +62,11 @@ def test_dry_run_shows_every_config_and_the_table_and_leaves_nothing(
     assert list(here.iterdir()) == []
 
 
+def test_options_may_stand_between_overrides(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = pth(capsys, "run", "arm=grpo", "--dry-run", "seed=1,2", "-m", "lr=1e-3")
+    assert code == 0 and out.count("lr: 0.001") == 2
+
+
 def test_dry_run_of_a_refused_sweep_still_shows_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = pth(capsys, "run", "arm=grpo,san", "seed=1,2", "seeds.data=1", "--dry-run")
     assert code == 2

@@ -73,12 +73,6 @@ def test_layout_of_a_sweep(here: Path) -> None:
     assert [job.run_dir.name for job in jobs] == [row["dir"] for row in index["runs"]]
 
 
-def test_a_directory_chosen_elsewhere_gets_no_links_around_it(here: Path) -> None:
-    sweep, _ = freeze_sweep("arm=grpo", f"hydra.sweep.dir={here}/data/mine/one")
-    assert (sweep / "index.json").is_file()
-    assert sorted(p.name for p in here.rglob("latest")) == []
-
-
 def test_default_seed_reads_null_in_a_label(here: Path) -> None:
     sweep, _ = freeze_sweep("arm=grpo", "seed=null,43")
     assert [row["label"] for row in index_of(sweep)["runs"]] == ["grpo·seed=null", "grpo·seed=43"]
@@ -108,6 +102,20 @@ def test_two_launches_cannot_share_a_directory(here: Path) -> None:
     freeze_sweep("arm=grpo", f"hydra.sweep.dir={here}/shared")
     with pytest.raises(Refusal, match=r"hydra\.sweep\.dir.*another launch"):
         freeze_sweep("arm=san", f"hydra.sweep.dir={here}/shared")
+
+
+def test_a_sweep_elsewhere_is_the_latest_and_leaves_no_links_around_itself(here: Path) -> None:
+    freeze_sweep("arm=grpo", "name=mine")
+    sweep, _ = freeze_sweep("arm=san", f"hydra.sweep.dir={here}/deep/down/mine")
+    assert (here / "multirun_outputs" / "latest").resolve() == sweep
+    assert not [path for path in here.rglob("latest") if "multirun_outputs" not in path.parts]
+
+
+def test_the_environment_is_looked_up_when_a_run_is_frozen(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHERE", "the disk")
+    settings = ["+hydra.job.env_set.PLACE=${oc.env:WHERE}", "+hydra.job.env_set.NUMBER=seed ${seed}"]
+    _, jobs = freeze_sweep("arm=san", "seed=5", *settings)
+    assert jobs[0].environment == {"PLACE": "the disk", "NUMBER": "seed 5"}
 
 
 def test_a_second_batch_is_held_against_the_first(here: Path) -> None:
