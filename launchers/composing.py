@@ -204,7 +204,7 @@ def refuse_without_option(groups: Sequence[Override]) -> None:
         raise Refusal(
             Objection(
                 o.key_or_group, "" if o.is_delete() else "null", "a run without it would fall back on the schema's defaults",
-                f"choose an option of {o.key_or_group}, such as kl=none for no penalty",
+                f"give {o.key_or_group} an option; the one without a KL penalty is kl=none",
             )
             for o in without
         )  # fmt: skip

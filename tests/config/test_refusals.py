@@ -77,7 +77,7 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
     ("no option of a group", ["arm=grpo", "kl=null"], ["kl=null", "fall back", "kl=none"]),
     ("no option in a sweep", ["arm=grpo", "kl=null,verl"], ["kl=null", "fall back"]),
     ("a group taken away", ["arm=grpo", "~kl"], ["kl:", "fall back", "kl=none"]),
-    ("no arm at all", ["arm=null"], ["arm=null", "an option of arm"]),
+    ("no arm at all", ["arm=null"], ["arm=null", "give arm an option"]),
     ("no name", ["arm=grpo", "name=''"], ["name=''", "folder"]),
     ("a name that is a link's", ["arm=grpo", "name=latest"], ["name='latest'"]),
     ("a name that leads elsewhere", ["arm=grpo", "name=../mine"], ["name='../mine'"]),
