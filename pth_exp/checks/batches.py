@@ -74,6 +74,13 @@ def _missing(run: RunRecords) -> str | None:
         absent = [row["update"] for row in rows if row.get(column) is None]
         if absent:
             return f"{column} was not recorded at update {spans(absent)}"
+    every = run.config["validation"]["every"]
+    due = set() if every is None else {*range(0, updates, every), updates}
+    seen = {
+        row["update"] for row in run.evaluations if row.get("sampler/fingerprint_before") and row.get("sampler/fingerprint_after")
+    }
+    if due - seen:
+        return f"Whether validation left the sampler alone was not recorded at update {spans(sorted(due - seen))}"
     return None
 
 
@@ -161,7 +168,7 @@ def _wrong_weights(run: RunRecords) -> tuple[str, str] | None:
 def _disturbed(run: RunRecords) -> tuple[str, str] | None:
     for row in run.evaluations:
         before, after = row.get("sampler/fingerprint_before"), row.get("sampler/fingerprint_after")
-        if before != after:
+        if None not in (before, after) and before != after:
             return (
                 "validation changed q",
                 f"Validation at update {row['update']} left the sampler with other weights than it had before.",

@@ -103,7 +103,9 @@ def check(run: RunRecords) -> Verdict:
     partial = not_all_there(len(run.updates), config["updates"])
     unmeasured = len(run.updates) - len(rows) + len(defined) - len(measured)
     if partial or unmeasured or not measured:
-        reason = partial or f"{unmeasured or len(run.updates)} of {len(run.updates)} updates have no {RESPONSE} or {SHIFT}"
+        absent = f"{unmeasured} of {len(run.updates)} updates have no {RESPONSE} or {SHIFT}" if unmeasured else ""
+        silence = "All coefficients are 0 on every update, as where the rewards of each group are equal: nothing can respond"
+        reason = partial or absent or silence
         return say(Outcome.not_measured, f"{len(measured)}/{config['updates']}", reason + ".")
     if not any(_age(row) > 0 for row in rows):
         quiet = max(row[SHIFT] for row in measured)

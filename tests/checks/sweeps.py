@@ -32,6 +32,7 @@ def config(arm: str, **fields: Any) -> dict[str, Any]:
             stack=schema.TrainerStack(name="trainer"),
             task=schema.ArithmeticTask(name="arithmetic"),
             model=schema.ModelConfig(name="embedded", path="embedded"),
+            validation=schema.ValidationConfig(every=4),
             updates=12,
         )
     )  # fmt: skip
@@ -107,6 +108,8 @@ def write_run(run: Path, values: Mapping[str, Any], updates: int, mutate: Mutate
         write: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "updates": recorder.update, "batches": recorder.batch, "evals": recorder.evaluation,
         }  # fmt: skip
+        if updates and (row := mutate("evals", _evaluation(0, 0))):
+            recorder.evaluation(row)
         for u in range(updates):
             generated = max(0, u - k)
             version = generated // interval * interval
@@ -148,8 +151,13 @@ def _rows(values: Mapping[str, Any], u: int, version: int, draw: int, correction
         "prompt_ids": prompts(values, draw),
     }
     rows: list[tuple[str, dict[str, Any]]] = [("batches", batch), ("updates", update)]
-    if (u + 1) % 4 == 0:
-        correct = [int((i * 7 + u) % 10 < 4 + u // 25) for i in range(64)]
-        row = {"update": u + 1, "accuracy": sum(correct) / 64, "correct": correct, "policy_version": u + 1}
-        rows.append(("evals", row | {"sampler/fingerprint_before": f"w{version}", "sampler/fingerprint_after": f"w{version}"}))
+    every = values["validation"]["every"]
+    if every and ((u + 1) % every == 0 or u + 1 == values["updates"]):
+        rows.append(("evals", _evaluation(u + 1, version)))
     return rows
+
+
+def _evaluation(done: int, version: int) -> dict[str, Any]:
+    correct = [int((i * 7 + done - 1) % 10 < 4 + (done - 1) // 25) for i in range(64)]
+    row = {"update": done, "accuracy": sum(correct) / 64, "correct": correct, "policy_version": done}
+    return row | {"sampler/fingerprint_before": f"w{version}", "sampler/fingerprint_after": f"w{version}"}

@@ -154,6 +154,22 @@ def test_missing_rows_are_not_measured(tmp_path: Path) -> None:
     assert (verdict.outcome, verdict.number) == (Outcome.not_measured, "no batch IDs")
 
 
+@pytest.mark.parametrize("column", ["sampler/fingerprint_before", "sampler/fingerprint_after"])
+def test_a_validation_without_fingerprints_is_not_measured(tmp_path: Path, column: str) -> None:
+    verdict = judge(tmp_path, sweeps.config("san"), lambda kind, row: row | {column: None} if kind == "evals" else row)
+    assert verdict.outcome is Outcome.not_measured and "validation" in verdict.reason and "0, 4, 8, 12" in verdict.reason
+
+
+def test_a_validation_that_left_no_row_is_not_measured(tmp_path: Path) -> None:
+    config = sweeps.config("san", validation__every=5)
+    verdict = judge(tmp_path, config, lambda kind, row: None if kind == "evals" and row["update"] == 5 else row)
+    assert verdict.outcome is Outcome.not_measured and verdict.reason.endswith("at update 5.")
+
+
+def test_without_validation_there_is_nothing_of_it_to_measure(tmp_path: Path) -> None:
+    assert judge(tmp_path, sweeps.config("san", validation__every=None)).outcome is Outcome.passed
+
+
 def test_overlap_of_distinct_batches_is_shown(tmp_path: Path) -> None:
     def overlapping(kind: str, row: dict[str, Any]) -> dict[str, Any]:
         names = {3: ["a", "b", "c", "d"], 8: ["x", "b", "c", "d"]}

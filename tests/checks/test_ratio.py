@@ -162,6 +162,11 @@ def test_equal_rewards_leave_nothing_to_respond(tmp_path: Path) -> None:
     assert (verdict.outcome, verdict.values["judged"]) == (Outcome.passed, 8)
 
 
+def test_where_nothing_can_respond_the_reason_is_said(tmp_path: Path) -> None:
+    verdict = judge(tmp_path, sweeps.config("tis_ppo", refresh_interval=6), setting("coef/max_abs", 0.0))
+    assert verdict.outcome is Outcome.not_measured and "All coefficients are 0 on every update" in verdict.reason
+
+
 def test_the_noise_floor_is_measured_and_shown(tmp_path: Path) -> None:
     """Three times the largest shift at age 0, which is 2e-6 in these records; updates 0 and 6 have age 0."""
     verdict = judge(tmp_path, sweeps.config("tis_ppo", refresh_interval=6))
