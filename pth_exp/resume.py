@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import fnmatch
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from pth_exp import freeze, lifecycle
 from pth_exp.lifecycle import State
-from pth_exp.records.reader import NothingToRead, find_sweep
+from pth_exp.records.reader import NothingToRead, find_sweep, read_index
 from pth_exp.refusal import Refusal
 
 Entry = Mapping[str, Any]
@@ -36,11 +35,11 @@ def main(arguments: Sequence[str]) -> int:
     try:
         place = LocalPlace(asked.slots, asked.memory_per_run_gb)
         sweep = find_sweep(asked.sweep)
-        entries = _chosen(json.loads((sweep / "index.json").read_text())["runs"], asked.only)
+        entries = _chosen(read_index(sweep)["runs"], asked.only)
     except (NothingToRead, Refusal) as error:
         print(f"pth resume: {error}", file=sys.stderr)
         return 2
-    jobs, refused = list[Job](), list[RunResult]()
+    jobs, refused, running = list[Job](), list[RunResult](), False
     for entry in entries:
         run_dir = sweep / entry["dir"]
         status = lifecycle.status(run_dir)
@@ -48,6 +47,7 @@ def main(arguments: Sequence[str]) -> int:
             continue
         if status.state is State.RUNNING:
             print(f"[{entry['index']}] {entry['label']} is running: {status.detail}; left alone", file=sys.stderr)
+            running = True
             continue
         try:
             frozen = freeze.load(run_dir / freeze.FILE, entry["frozen_sha256"])
@@ -57,8 +57,8 @@ def main(arguments: Sequence[str]) -> int:
         jobs.append(dataclasses.replace(Job.of(frozen), index=entry["index"], label=entry["label"]))
     if not jobs and not refused:
         print(f"nothing to resume in {sweep}")
-        return 0
-    return conclude(refused + place.dispatch(jobs), sweep, sys.stderr)
+        return int(running)
+    return conclude(refused + place.dispatch(jobs), sweep, sys.stderr) or int(running)
 
 
 def _chosen(entries: Sequence[Entry], only: Sequence[str] | None) -> Sequence[Entry]:

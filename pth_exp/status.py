@@ -14,7 +14,7 @@ from typing import Any
 
 from pth_exp import lifecycle
 from pth_exp.lifecycle import State
-from pth_exp.records.reader import NothingToRead, find_sweep
+from pth_exp.records.reader import NothingToRead, find_sweep, read_index
 from pth_exp.runfiles import server_time
 
 _ROW_BYTES = 1 << 16
@@ -28,10 +28,10 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     try:
         sweep = find_sweep(asked.sweep)
+        runs = read_sweep(sweep)
     except NothingToRead as error:
         print(f"pth status: {error}", file=sys.stderr)
         return 2
-    runs = read_sweep(sweep)
     if asked.json:
         print(json.dumps({"sweep": str(sweep), "runs": runs}, indent=1))
         return 0
@@ -55,30 +55,40 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def list_main(arguments: Sequence[str]) -> int:
+    """Exit codes: 0, or 2 when the folder is not there or a sweep in it cannot be read; the others are shown all the same."""
     parser = argparse.ArgumentParser(prog="pth list", description="The sweeps below a folder, newest last.")
     parser.add_argument("folder", type=Path, nargs="?", default=Path("multirun_outputs"), help="multirun_outputs by default")
     parser.add_argument("--json", action="store_true", help="one JSON list")
     asked = parser.parse_args(arguments)
+    if not asked.folder.is_dir() and asked.folder != parser.get_default("folder"):
+        print(f"pth list: {asked.folder}: no such directory; give a folder of sweeps", file=sys.stderr)
+        return 2
     indexes = sorted((p for p in asked.folder.glob("**/index.json") if not p.parent.is_symlink()), key=lambda p: p.parent.name)
-    sweeps = []
-    for path in indexes:
-        index, now = json.loads(path.read_text()), server_time(path.parent)
-        states = [lifecycle.status(path.parent / entry["dir"], now).state for entry in index["runs"]]
-        sweeps.append({"sweep": str(path.parent), "created": index["created"], "runs": len(states), "states": counts(states)})
+    sweeps, unreadable = [], []
+    for folder in (path.parent for path in indexes):
+        try:
+            index, now = read_index(folder), server_time(folder)
+        except NothingToRead as error:
+            unreadable.append(str(error))
+            continue
+        states = [lifecycle.status(folder / entry["dir"], now).state for entry in index["runs"]]
+        sweeps.append({"sweep": str(folder), "created": index["created"], "runs": len(states), "states": counts(states)})
     if asked.json:
         print(json.dumps(sweeps, indent=1))
     elif sweeps:
         _print_table("", ["sweep", "created", "runs", "states"], [[str(value) for value in sweep.values()] for sweep in sweeps])
     else:
         print(f"{asked.folder}: no sweeps; start one with pth run")
-    return 0
+    for message in unreadable:
+        print(f"pth list: {message}", file=sys.stderr)
+    return 2 if unreadable else 0
 
 
 def read_sweep(sweep: Path) -> list[dict[str, Any]]:
-    """Every run's state and newest update, in the index's order."""
+    """Every run's state and newest update, in the index's order. Raises NothingToRead for a sweep without a readable index."""
     now = server_time(sweep)
     runs = []
-    for entry in json.loads((sweep / "index.json").read_text())["runs"]:
+    for entry in read_index(sweep)["runs"]:
         status = lifecycle.status(sweep / entry["dir"], now)
         row = last_update(sweep / entry["dir"]) or {}
         runs.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -63,14 +63,10 @@ class RunRecords:
     @classmethod
     def load(cls, run_dir: Path) -> Self:
         """Raises NothingToRead when the directory has no readable ``frozen.yaml``."""
-        frozen = run_dir / "frozen.yaml"
-        if not frozen.is_file():
-            raise NothingToRead(f"{run_dir} has no frozen.yaml; give the directory of a run")
-        run = cls(run_dir, read_yaml(frozen))
-        run.manifest = run._json("manifest.json")
-        run.first_batches = run._json("first_batches.json")
-        received = run_dir / "received.yaml"
-        run.received = read_yaml(received) if received.is_file() else None
+        run = cls(run_dir, read_frozen(run_dir))
+        run.manifest = run._content("manifest.json", json.loads, dict)
+        run.first_batches = run._content("first_batches.json", json.loads, list)
+        run.received = run._content("received.yaml", lambda data: yaml.load(data, _YAML_LOADER), dict)
         run.updates = run._rows("updates")
         run.batches = run._rows("batches")
         run.evaluations = run._rows("evals")
@@ -81,15 +77,20 @@ class RunRecords:
         """One column of ``updates``, None where not measured."""
         return [row.get(name) for row in self.updates]
 
-    def _json(self, name: str) -> Any:
+    def _content(self, name: str, parse: Callable[[bytes], Any], kind: type) -> Any:
+        """What a file holds; None without the file, and, with a problem noted, when it does not hold a ``kind``."""
         path = self.path / name
         if not path.is_file():
             return None
         try:
-            return json.loads(path.read_bytes())
-        except ValueError as error:
-            self.problems.append(Problem("unreadable", name, str(error)))
+            content = parse(path.read_bytes())
+        except (ValueError, yaml.YAMLError) as error:
+            self.problems.append(Problem("unreadable", name, " ".join(str(error).split())))
             return None
+        if not isinstance(content, kind):
+            self.problems.append(Problem("unreadable", name, f"holds a {type(content).__name__}, not a {kind.__name__}"))
+            return None
+        return content
 
     def _rows(self, kind: str) -> list[Row]:
         """The rows of all segments; a later attempt's row replaces an earlier one's."""
@@ -154,7 +155,7 @@ class Sweep:
         Raises NothingToRead when there is no sweep.
         """
         directory = find_sweep(path)
-        index = json.loads((directory / "index.json").read_bytes())
+        index = read_index(directory)
         sweep = cls(directory, index, [])
         for entry in index["runs"]:
             try:
@@ -173,6 +174,29 @@ def find_sweep(path: Path | None) -> Path:
     if (start / "frozen.yaml").is_file():
         raise NothingToRead(f"{start} is one run; give its sweep: {start.parent}")
     raise NothingToRead(f"{start}: no sweep here (no index.json, no latest); give a sweep's directory, or start one with pth run")
+
+
+def read_index(sweep: Path) -> dict[str, Any]:
+    """A sweep's ``index.json``; raises NothingToRead when it is not one."""
+    path = sweep / "index.json"
+    try:
+        index = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise NothingToRead(f"{path} is not JSON: {error}; was the sweep's launch killed, or the disk full?") from None
+    if not (isinstance(index, dict) and "runs" in index):
+        raise NothingToRead(f"{path} is not the index of a sweep: it holds no runs")
+    return index
+
+
+def read_frozen(run_dir: Path) -> dict[str, Any]:
+    """A run's frozen file as a mapping, not verified; raises NothingToRead when it is not there or is none."""
+    path = run_dir / "frozen.yaml"
+    if not path.is_file():
+        raise NothingToRead(f"{run_dir} has no frozen.yaml; give the directory of a run")
+    content = read_yaml(path)
+    if not (isinstance(content, dict) and {"run", "config"} <= set(content)):
+        raise NothingToRead(f"{path} is not a frozen run: it holds no run and config")
+    return content
 
 
 def read_yaml(path: Path) -> Any:

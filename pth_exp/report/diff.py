@@ -16,7 +16,7 @@ import yaml
 from pth_exp.checks.config import described, design_config, parting
 from pth_exp.design import Comparison, Described, compare
 from pth_exp.freeze import FILE
-from pth_exp.records.reader import NothingToRead, RunRecords, Sweep, find_sweep, read_yaml
+from pth_exp.records.reader import NothingToRead, RunRecords, Sweep, find_sweep, read_frozen, read_index
 from pth_exp.report.text import Painter, paragraph, table
 from pth_exp.schema import DesignConfig
 
@@ -124,7 +124,7 @@ def _run_dir(path: Path) -> Path | None:
 
 def _names(paths: Sequence[Path]) -> list[str]:
     """As short as tells them apart: the label of a run, else the path."""
-    labels = [str(read_yaml(run / FILE)["run"]["label"]) if (run := _run_dir(path)) else path.name for path in paths]
+    labels = [str(read_frozen(run)["run"]["label"]) if (run := _run_dir(path)) else path.name for path in paths]
     if len(set(labels)) == len(labels):
         return labels
     names = [str(path) for path in paths]
@@ -135,7 +135,7 @@ def _common_design(records: Sequence[RunRecords]) -> DesignConfig:
     """The design of the sweep that the runs come from; what each config declares where they come from several."""
     sweeps = {run.path.resolve().parent for run in records}
     if len(sweeps) == 1 and ((sweep := sweeps.pop()) / "index.json").is_file():
-        declared = json.loads((sweep / "index.json").read_bytes())["design"]
+        declared = read_index(sweep)["design"]
     else:
         declared = records[0].config["design"]
         declared = declared | {"vary": declared["vary"] or []}

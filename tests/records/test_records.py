@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pth_exp.cli import main
 from pth_exp.records.fields import KINDS, duckdb_columns
 from pth_exp.records.reader import NothingToRead, RunRecords, Sweep, spans
 from pth_exp.records.writer import RecordError, RunRecorder
@@ -247,3 +248,35 @@ def test_where_there_is_no_sweep(tmp_path: Path) -> None:
     sweep = Sweep.load(tmp_path)
     assert [r.label for r in sweep.runs] == ["x"]
     assert [p.kind for p in sweep.problems] == ["missing"] and "y" in sweep.problems[0].message
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+@pytest.mark.parametrize("command", ["check", "status", "diff", "resume", "list"])
+def test_an_index_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, text: str) -> None:
+    (tmp_path / "index.json").write_text(text)
+    assert main([command, str(tmp_path)]) == 2
+    assert "index.json is not" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_is_no_empty_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", str(tmp_path / "nowhere")]) == 2
+    assert "no such directory" in capsys.readouterr().err
+    assert main(["list", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("received.yaml", "[1]"), ("received.yaml", "[1"), ("first_batches.json", '{"a": 1}'), ("manifest.json", "[]")],
+)
+def test_a_file_of_another_kind_is_a_problem_and_counts_as_not_there(tmp_path: Path, name: str, text: str) -> None:
+    run = new_run(tmp_path)
+    (run / name).write_text(text)
+    records = RunRecords.load(run)
+    assert [(p.kind, p.file) for p in records.problems] == [("unreadable", name)]
+    assert (records.received, records.first_batches, records.manifest) == (None, None, None)
+
+
+def test_an_empty_frozen_file_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "frozen.yaml").write_text("")
+    with pytest.raises(NothingToRead, match="is not a frozen run"):
+        RunRecords.load(tmp_path)
