@@ -46,7 +46,7 @@ class Sampler:
         """Of the weights as they are now, so that weights changed behind the sampler's back show."""
         return fingerprint(self.policy.model)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def generate(self, prompts: Sequence[Prompt], responses: int, draw: int) -> list[Response]:
         """``responses`` sampled responses to each prompt, ordered by prompt, then by number.
 
@@ -71,7 +71,7 @@ class Sampler:
 
 def greedy(policy: Policy, prompts: Sequence[Prompt], ends: Sequence[int], limit: int, rows: int) -> list[Response]:
     """The most probable token at each step, from the weights given; uses no random numbers."""
-    with torch.no_grad():
+    with torch.inference_mode():
         chunks = (prompts[start : start + rows] for start in range(0, len(prompts), rows))
         return [
             response

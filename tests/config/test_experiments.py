@@ -62,7 +62,6 @@ def test_demo_plants_one_data_seed_and_nothing_else(here: Path, capsys: pytest.C
         ("san", 96, 0, "unique_prefill", 42, 42),
         ("tis_reinforce", 1, 32, "unique_prefill", 42, 42),
         ("tis_reinforce", 1, 32, "warmup", 42, 42),
-        ("san", 96, 0, "unique_prefill", 43, 43),
         ("tis_ppo", 96, 0, "unique_prefill", 43, 42),
     ]
     code, out, _ = pth(capsys, "run", "experiment=demo", "--dry-run")
