@@ -75,7 +75,14 @@ def hashes(folder: Path | None = None) -> dict[str, Any]:
 
 
 def _file_hash(module: ModuleType) -> str:
-    return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
+    """Hash of a plug-in's source: of its file, or of every Python file in the package that it belongs to."""
+    top = sys.modules[module.__name__.partition(".")[0]]
+    if top.__file__ is None or not hasattr(top, "__path__"):
+        return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
+    folder, digest = Path(top.__file__).parent, hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(f"{file.relative_to(folder).as_posix()}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def arms_of(inputs: Mapping[str, Any]) -> dict[str, type[schema.Arm]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import sys
 from pathlib import Path
 
@@ -98,6 +99,23 @@ def test_nothing_of_the_user_s_is_overwritten(here: Path, capsys: pytest.Capture
     text = (here / "my_losses.py").read_text()
     assert pth(capsys, "new", "arm", name)[0] == 2
     assert (here / "my_losses.py").read_text() == text
+
+
+def test_every_file_of_a_plug_in_package_is_frozen(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = unique(here)
+    (here / name).mkdir()
+    (here / name / "__init__.py").touch()
+    (here / name / "arms.py").write_text("from .inner import ARMS\n")
+    (here / name / "inner.py").write_text("ARMS = {}\n")
+    monkeypatch.syspath_prepend(str(here))
+    module = importlib.import_module(f"{name}.arms")
+    monkeypatch.setattr(extensions, "plugin_modules", lambda: {name: module})
+    inputs = extensions.hashes(here)
+    extensions.arms_of(inputs)
+    (here / name / "inner.py").write_text("ARMS = {}  # another loss\n")
+    changed = extensions.hashes(here)["plugins"][name]
+    with pytest.raises(ValueError, match=f"{name} was frozen with sha256 {inputs['plugins'][name]}, now is {changed}"):
+        extensions.arms_of(inputs)
 
 
 def test_a_checkout_of_the_project_is_no_study(here: Path) -> None:
