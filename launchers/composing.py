@@ -204,7 +204,7 @@ def refuse_without_option(groups: Sequence[Override]) -> None:
         raise Refusal(
             Objection(
                 o.key_or_group, "" if o.is_delete() else "null", "a run without it would fall back on the schema's defaults",
-                f"give {o.key_or_group} an option; the one without a KL penalty is kl=none",
+                "for no penalty write kl=none" if o.key_or_group == "kl" else f"give {o.key_or_group} an option, or leave it out",
             )
             for o in without
         )  # fmt: skip
