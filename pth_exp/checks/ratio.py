@@ -102,14 +102,16 @@ def check(run: RunRecords) -> Verdict:
         )
     partial = not_all_there(len(run.updates), config["updates"])
     unmeasured = len(run.updates) - len(rows) + len(defined) - len(measured)
-    if partial or unmeasured or not measured:
-        absent = f"{unmeasured} of {len(run.updates)} updates have no {RESPONSE} or {SHIFT}" if unmeasured else ""
-        silence = "All coefficients are 0 on every update, as where the rewards of each group are equal: nothing can respond"
-        reason = partial or absent or silence
-        return say(Outcome.not_measured, f"{len(measured)}/{config['updates']}", reason + ".")
-    if not any(_age(row) > 0 for row in rows):
-        quiet = max(row[SHIFT] for row in measured)
-        return say(Outcome.passed, f"age 0, shift {short(quiet)}", "The sampler never lags, and all is quiet.")
+    if partial or unmeasured:
+        absent = f"{unmeasured} of {len(run.updates)} updates have no {RESPONSE} or {SHIFT}"
+        return say(Outcome.not_measured, f"{len(measured)}/{config['updates']}", f"{partial or absent}.")
+    shifts = [row.get(SHIFT) for row in rows]
+    if rows and not any(_age(row) > 0 for row in rows) and all(map(_is_number, shifts)):
+        # nothing to correct, whether or not a coefficient could have responded
+        return say(Outcome.passed, f"age 0, shift {short(max(shifts))}", "The sampler never lags, and all is quiet.")
+    if not measured:
+        silence = "All coefficients are 0 on every update, as where the rewards of each group are equal: nothing can respond."
+        return say(Outcome.not_measured, f"0/{config['updates']}", silence)
     if correction == "none":
         return say(
             Outcome.warned,

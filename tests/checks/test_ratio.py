@@ -167,6 +167,17 @@ def test_where_nothing_can_respond_the_reason_is_said(tmp_path: Path) -> None:
     assert verdict.outcome is Outcome.not_measured and "All coefficients are 0 on every update" in verdict.reason
 
 
+def test_equal_rewards_at_age_zero_raise_no_alarm(tmp_path: Path) -> None:
+    """The shift was measured and is rounding: there was nothing to correct, whatever the coefficients could have shown."""
+
+    def all_equal(kind: str, row: dict[str, Any]) -> dict[str, Any]:
+        return row | {"coef/max_abs": 0.0, "coef/sampler_response": None} if kind == "updates" else row
+
+    assert judge(tmp_path / "equal", sweeps.config("tis_ppo"), all_equal).outcome is Outcome.passed
+    unmeasured = setting("rollout_corr/mean_abs_shift", None, on=lambda update: update == 3)
+    assert judge(tmp_path / "unmeasured", sweeps.config("tis_ppo"), unmeasured).outcome is Outcome.not_measured
+
+
 def test_the_noise_floor_is_measured_and_shown(tmp_path: Path) -> None:
     """Three times the largest shift at age 0, which is 2e-6 in these records; updates 0 and 6 have age 0."""
     verdict = judge(tmp_path, sweeps.config("tis_ppo", refresh_interval=6))
