@@ -105,8 +105,8 @@ def check(run: RunRecords) -> Verdict:
     if partial or unmeasured:
         absent = f"{unmeasured} of {len(run.updates)} updates have no {RESPONSE} or {SHIFT}"
         return say(Outcome.not_measured, f"{len(measured)}/{config['updates']}", f"{partial or absent}.")
-    shifts = [row.get(SHIFT) for row in rows]
-    if rows and not any(_age(row) > 0 for row in rows) and all(map(_is_number, shifts)):
+    shifts = [row[SHIFT] for row in rows if _is_number(row.get(SHIFT))]
+    if rows and len(shifts) == len(rows) and not any(_age(row) > 0 for row in rows):
         # nothing to correct, whether or not a coefficient could have responded
         return say(Outcome.passed, f"age 0, shift {short(max(shifts))}", "The sampler never lags, and all is quiet.")
     if not measured:
