@@ -12,12 +12,14 @@ from sweeping import freeze_sweep, index_of, pth
 
 from pth_exp import extensions
 from pth_exp.freeze import FrozenError, load
+from pth_exp.losses import registry
 
 
 @pytest.fixture(autouse=True)
-def unloaded() -> None:
-    """Each test imports a study of its own."""
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test imports a study of its own, whose losses are gone after it."""
     sys.modules.pop(extensions.MODULE, None)
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
 
 
 def unique(here: Path) -> str:
