@@ -3,7 +3,8 @@
 Criterion: distinct batch IDs equal updates, unless ``design.allow_reuse`` says otherwise; it is never inferred from the
 queue. Ages are recomputed from the version stamp that travelled with the batch, and a version stamp is held against the
 weights' fingerprint: one sampler version is one set of weights, the learner's at that update. A sampler that aliases the
-learner is caught there.
+learner is caught there. The schedule's formula is judged by nothing of itself: a trainer never evaluates it, its ages come out
+of the queue and the refreshes.
 """
 
 from __future__ import annotations
@@ -15,17 +16,9 @@ from typing import Any
 
 from pth_exp.checks.result import Outcome, Verdict, not_all_there
 from pth_exp.records.reader import Row, RunRecords, spans
+from pth_exp.staleness.schedule import data_age
 
 NAME = "batches"
-
-
-def scheduled_version(update: int, age: int, interval: int) -> int:
-    """The sampler version that an update should train on: g = max(0, u - k), then down to a multiple of N.
-
-    Written here once more, apart from ``pth_exp.staleness``: a check does not ask the code that it checks.
-    """
-    generated = max(0, update - age)
-    return generated - generated % interval
 
 
 def check(run: RunRecords) -> Verdict:
@@ -121,14 +114,14 @@ def _wrong_age(run: RunRecords) -> tuple[str, str] | None:
     wrong = []
     for row in run.updates:
         age = _age(row)
-        due = row["update"] - scheduled_version(row["update"], k, interval)
+        due = data_age(row["update"], k, interval)
         if age is not None and (age != due or row.get("data/age") not in (None, age)):
             wrong.append(row)
     if not wrong:
         return None
     row, update = wrong[0], wrong[0]["update"]
     version, claimed = row["sampler/version"], row.get("data/age")
-    scheduled = update - scheduled_version(update, k, interval)
+    scheduled = data_age(update, k, interval)
     return (
         f"age off on {len(wrong)}/{len(run.updates)}",
         f"On {len(wrong)} updates the data's age is not the scheduled one: at update {update} the version stamp {version} gives "

@@ -101,8 +101,3 @@ KINDS: dict[str, tuple[Column, ...]] = {"updates": UPDATES, "batches": BATCHES, 
 def segment_name(kind: str, attempt: int) -> str:
     """File name of the segment of one attempt."""
     return f"{kind}.{attempt:04d}.jsonl"
-
-
-def duckdb_columns(kind: str) -> dict[str, str]:
-    """The ``columns`` argument of DuckDB's ``read_json`` for one kind of segment."""
-    return {column.name: column.type for column in KINDS[kind]}

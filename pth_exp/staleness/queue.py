@@ -37,10 +37,6 @@ class ReplayQueue(Generic[B]):
         newest = self.replay_age + update
         return range(0 if update == 0 else newest, newest + 1)
 
-    def generated_at(self, draw: int) -> int:
-        """The update at which batch ``draw`` is generated."""
-        return draw if self.kind is Queue.warmup else max(0, draw - self.replay_age)
-
     def trained(self, update: int) -> int:
         """Draw index of the batch on which ``update`` trains."""
         return max(0, update - self.replay_age) if self.kind is Queue.warmup else update

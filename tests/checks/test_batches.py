@@ -11,6 +11,7 @@ import sweeps
 from pth_exp.checks import batches
 from pth_exp.checks.result import Outcome, Verdict
 from pth_exp.records.reader import Sweep
+from pth_exp.staleness.schedule import sampler_version
 
 
 def judge(tmp_path: Path, config: dict[str, Any], mutate: sweeps.Mutate | None = None, **design: Any) -> Verdict:
@@ -32,7 +33,7 @@ VERSIONS = {
 @pytest.mark.parametrize(("interval", "age"), VERSIONS)
 def test_the_schedule_against_a_table_by_hand(interval: int, age: int) -> None:
     expected = VERSIONS[interval, age]
-    assert [batches.scheduled_version(u, age, interval) for u in range(len(expected))] == expected
+    assert [sampler_version(u, age, interval) for u in range(len(expected))] == expected
 
 
 @pytest.mark.parametrize("lag", [{}, {"refresh_interval": 5}, {"replay_age": 3}, {"refresh_interval": 4, "replay_age": 3}])

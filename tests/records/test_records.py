@@ -17,9 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pth_exp.cli import main
-from pth_exp.records.fields import KINDS, duckdb_columns
+from pth_exp.records.fields import KINDS
 from pth_exp.records.reader import NothingToRead, RunRecords, Sweep, spans
 from pth_exp.records.writer import RecordError, RunRecorder
+
+
+def duckdb_columns(kind: str) -> dict[str, str]:
+    """The ``columns`` argument of DuckDB's ``read_json``."""
+    return {column.name: column.type for column in KINDS[kind]}
 
 
 def mine() -> None:
