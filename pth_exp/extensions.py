@@ -46,7 +46,7 @@ class Study:
 
 def is_checkout(folder: Path) -> bool:
     """Whether a folder is this project's own source, whose ``conf`` is no study's."""
-    return (folder / "pth_exp" / "schema.py").is_file()
+    return (folder / "pth_exp" / "worker.py").is_file()
 
 
 def find_study(folder: Path) -> Study | None:

@@ -49,7 +49,7 @@ Options; the others are Hydra's (pth run --hydra-help):
   --cfg job         show every run's config as composed; with --resolve, as it would be frozen
   --config-dir DIR  a folder with more options for the groups
   -sc install=bash  tab completion: eval "$(pth run -sc install=bash)"
-Every field, with its unit and meaning: pth_exp/schema.py. Exit code 0; 1 if a run did not complete; 2 if the sweep was refused.
+Every field, with its unit and meaning: pth_exp/schema/. Exit code 0; 1 if a run did not complete; 2 if the sweep was refused.
 """
 
 

@@ -8,15 +8,18 @@ from torch import Tensor
 from pth_exp.schema import Aggregation
 
 
-def aggregation_weights(mask: Tensor, aggregation: Aggregation | str, dtype: torch.dtype = torch.float32) -> Tensor:
+def aggregation_weights(
+    mask: Tensor, aggregation: Aggregation | str, norm_tokens: float | None = None, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """[B, T] weight of each token term in the aggregate; zero outside the mask.
 
     Every aggregation is linear in the terms, so the weights of a whole batch can be sliced along with it: a sum over any split
     of the batch is the aggregate. With n tokens in the batch, T_i in response i and R responses that have a token:
-    ``token_mean`` 1/n, ``seq_mean_token_mean`` 1/(R T_i), ``seq_mean_token_sum`` 1/R. Responses without a token count in
-    none of them, as in verl; where nothing counts, all weights are zero.
+    ``token_mean`` 1/n, ``seq_mean_token_mean`` 1/(R T_i), ``seq_mean_token_sum`` 1/R,
+    ``seq_mean_token_sum_norm`` 1/(R norm_tokens) (Dr. GRPO's constant). Responses without a token count in none of them, as in
+    verl; where nothing counts, all weights are zero.
 
-    Raises ``ValueError`` for an unknown aggregation.
+    Raises ``ValueError`` for an unknown aggregation, and for a constant that is asked for and not given.
     """
     present = mask.to(dtype)
     lengths = present.sum(dim=1, keepdim=True)
@@ -28,11 +31,15 @@ def aggregation_weights(mask: Tensor, aggregation: Aggregation | str, dtype: tor
             return present / (responses * lengths.clamp(min=1))
         case Aggregation.seq_mean_token_sum:
             return present / responses
+        case Aggregation.seq_mean_token_sum_norm:
+            if norm_tokens is None or not norm_tokens > 0:
+                raise ValueError(f"norm_tokens is {norm_tokens!r}; seq_mean_token_sum_norm divides by it: give a number above 0")
+            return present / (responses * norm_tokens)
 
 
-def aggregate(terms: Tensor, mask: Tensor, aggregation: Aggregation | str) -> Tensor:
+def aggregate(terms: Tensor, mask: Tensor, aggregation: Aggregation | str, norm_tokens: float | None = None) -> Tensor:
     """Scalar aggregate of [B, T] token terms; what stands outside the mask changes neither it nor its gradient."""
-    weights = aggregation_weights(mask, aggregation, terms.dtype)
+    weights = aggregation_weights(mask, aggregation, norm_tokens, terms.dtype)
     return (weights * terms.masked_fill(~mask, 0.0)).sum()
 
 

@@ -127,13 +127,13 @@ def test_a_checkout_of_the_project_is_no_study(here: Path) -> None:
     (here / "conf").mkdir()
     assert extensions.find_study(here) == extensions.Study(here)
     (here / "pth_exp").mkdir()
-    (here / "pth_exp" / "schema.py").touch()
+    (here / "pth_exp" / "worker.py").touch()
     assert extensions.find_study(here) is None
 
 
 def test_in_a_checkout_a_folder_is_made_for_the_study(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "pth_exp").mkdir()
-    (here / "pth_exp" / "schema.py").touch()
+    (here / "pth_exp" / "worker.py").touch()
     code, out, _ = pth(capsys, "new", "arm", unique(here))
     assert code == 0 and "cd my_study && " in out and (here / "my_study" / "my_losses.py").is_file()
 

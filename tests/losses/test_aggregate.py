@@ -35,7 +35,7 @@ def test_100_tokens_at_2_and_900_at_a_half_are_065_however_split(data: st.DataOb
     terms = torch.tensor([r + [float("nan")] * (width - len(r)) for r in rows], dtype=torch.float64)
     assert aggregate(terms, mask, "token_mean").item() == pytest.approx(0.65, rel=1e-12)
 
-    whole = aggregation_weights(mask, "token_mean", torch.float64)
+    whole = aggregation_weights(mask, "token_mean", dtype=torch.float64)
     step = data.draw(st.integers(1, len(rows)))
     parts = [slice(i, i + step) for i in range(0, len(rows), step)]
     split = sum(float((whole[p] * terms[p].masked_fill(~mask[p], 0.0)).sum()) for p in parts)

@@ -1,0 +1,74 @@
+"""Arms: one dataclass for each set of parameters that a loss can have."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from pth_exp.schema.choices import Advantage, Aggregation, Correction, OldPolicy
+from pth_exp.schema.fields import MISSING, Role, spec
+
+_SCIENCE, _OUTPUT = Role.science, Role.output
+
+
+@dataclass
+class Arm:
+    """One method of a comparison. A subclass adds its loss's parameters; nothing outside the arm can be set from it."""
+
+    name: str = spec(MISSING, _SCIENCE, "name of the arm")
+    loss: str = spec(MISSING, _SCIENCE, "name of the loss in the registry of pth_exp.losses")
+    label: str = spec(MISSING, _OUTPUT, "how the arm is called in tables and figures")
+    equation: Optional[str] = spec(
+        MISSING, _OUTPUT, "the loss as written, in the language of pth_exp.equations; null: check 4 cannot judge the loss"
+    )
+    old_policy: OldPolicy = spec(OldPolicy.recomputed, _SCIENCE, "whose log-probabilities are old_logp")
+    correction: Correction = spec(MISSING, _SCIENCE, "how the arm claims to correct for the sampler's lag")
+    needs_reference: bool = spec(False, _SCIENCE, "the loss reads the reference policy's log-probabilities")
+    needs_sampler_logp: bool = spec(False, _SCIENCE, "the loss, or its old policy, reads the sampler's log-probabilities")
+    advantage: Advantage = spec(Advantage.group_std, _SCIENCE, "how rewards of a group become advantages")
+
+    def parameters(self) -> dict[str, Any]:
+        """The arguments of the arm's loss: the fields that the subclass adds."""
+        common = {f.name for f in dataclasses.fields(Arm)}
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in common}
+
+
+@dataclass
+class PpoClipArm(Arm):
+    """PPO's clipped loss; ``grpo`` and ``ppo_clip`` differ only in whose log-probabilities are ``old_logp``."""
+
+    clip_low: float = spec(0.2, _SCIENCE, "the ratio is clipped below at 1 - clip_low")
+    clip_high: float = spec(0.2, _SCIENCE, "the ratio is clipped above at 1 + clip_high")
+    dual_clip: Optional[float] = spec(3.0, _SCIENCE, "bound c of verl's dual clip for negative advantages; null: off")
+    aggregation: Aggregation = spec(Aggregation.token_mean, _SCIENCE, "how token terms become one number")
+
+
+@dataclass
+class TisPpoArm(PpoClipArm):
+    """The PPO-clip loss times the detached truncated importance weight."""
+
+    cap: float = spec(2.0, _SCIENCE, "the weight is truncated above at this value")
+
+
+@dataclass
+class TisReinforceArm(Arm):
+    """REINFORCE times the detached truncated importance weight."""
+
+    cap: float = spec(2.0, _SCIENCE, "the weight is truncated above at this value")
+    aggregation: Aggregation = spec(Aggregation.seq_mean_token_sum, _SCIENCE, "how token terms become one number")
+
+
+@dataclass
+class SanArm(Arm):
+    """Self-anchored normalisation; it has no parameters."""
+
+
+BUILTIN_ARMS: dict[str, type[Arm]] = {
+    "grpo": PpoClipArm,
+    "ppo_clip": PpoClipArm,
+    "tis_ppo": TisPpoArm,
+    "tis_reinforce": TisReinforceArm,
+    "san": SanArm,
+}
+"""Loss name to the dataclass of the arms that use it; `pth_exp.extensions` adds a user's own."""
