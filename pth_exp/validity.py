@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from pth_exp import schema
 from pth_exp.refusal import Objection
-from pth_exp.schema import Config, Correction, OldPolicy, Reference
+from pth_exp.schema import Aggregation, Config, Correction, OldPolicy, Reference
 from pth_exp.tasks.base import Split
 from pth_exp.tasks.gsm8k import COUNTS
 
@@ -23,6 +23,7 @@ _AT_LEAST: dict[str, float] = {
 }  # fmt: skip
 _ABOVE: dict[str, float] = {
     "temperature": 0, "kl.clamp": 0, "optimizer.eps": 0, "optimizer.max_grad_norm": 0, "arm.cap": 0, "arm.dual_clip": 1,
+    "arm.norm_tokens": 0,
 }  # fmt: skip
 _BELOW: dict[str, float] = {"optimizer.beta1": 1, "optimizer.beta2": 1, "arm.clip_low": 1}
 _WHY = {
@@ -43,6 +44,7 @@ def objections(config: Config) -> Iterator[Objection]:
             "name", repr(config.name), "is no name for a folder beside the link `latest`", "write letters, digits, - and _"
         )
     yield from _needs(config)
+    yield from _aggregations(config)
     yield from _sizes(config)
 
 
@@ -82,6 +84,20 @@ def _needs(config: Config) -> Iterator[Objection]:
         yield Objection(
             "stack.record_sampler_logp", "false", f"arm {arm.name} reads the sampler's log-probabilities",
             "set stack.record_sampler_logp=true",
+        )  # fmt: skip
+
+
+def _aggregations(config: Config) -> Iterator[Objection]:
+    constant = Aggregation.seq_mean_token_sum_norm
+    if getattr(config.arm, "aggregation", None) is constant and getattr(config.arm, "norm_tokens", None) is None:
+        yield Objection(
+            "arm.norm_tokens", "null", f"arm.aggregation={constant} divides each response's sum by it",
+            "set arm.norm_tokens='${max_response_tokens}', or another number of tokens",
+        )  # fmt: skip
+    if config.kl.aggregation is constant:
+        yield Objection(
+            "kl.aggregation", constant, "a constant divisor of the penalty does nothing but rescale kl.coef",
+            "set kl.aggregation=seq_mean_token_sum, and kl.coef to what it is divided by the constant",
         )  # fmt: skip
 
 

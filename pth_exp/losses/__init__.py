@@ -2,11 +2,11 @@
 
 from pth_exp.losses import ppo, san, tis  # noqa: F401  importing a module registers its losses
 from pth_exp.losses.advantage import group_advantages
-from pth_exp.losses.aggregate import aggregate, aggregation_weights
+from pth_exp.losses.aggregate import aggregate, aggregation_weights, check_aggregation
 from pth_exp.losses.kl import kl_penalty
 from pth_exp.losses.ratio import LOG_RATIO_LIMIT, log_ratio
 from pth_exp.losses.registry import BoundLoss, get_loss, loss_names, register, required
-from pth_exp.losses.types import Loss, LossOutput, TokenBatch
+from pth_exp.losses.types import Loss, LossOutput, TokenBatch, Totals
 
 __all__ = [
     "LOG_RATIO_LIMIT",
@@ -14,8 +14,10 @@ __all__ = [
     "Loss",
     "LossOutput",
     "TokenBatch",
+    "Totals",
     "aggregate",
     "aggregation_weights",
+    "check_aggregation",
     "get_loss",
     "group_advantages",
     "kl_penalty",

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pth_exp.losses.aggregate import aggregate
 from pth_exp.losses.ratio import log_ratio
+from pth_exp.losses.types import Totals
 from pth_exp.schema import Aggregation, KlEstimator
 
 
@@ -17,6 +18,7 @@ def kl_penalty(
     estimator: KlEstimator | str,
     clamp: float | None,
     aggregation: Aggregation | str,
+    totals: Totals | None = None,
 ) -> Tensor:
     """Scalar estimate of KL(policy || reference) in nats, differentiable in ``logp``.
 
@@ -32,6 +34,7 @@ def kl_penalty(
         estimator: k1, k2 or k3.
         clamp: bound of a token's estimate in nats, or None.
         aggregation: how the tokens' estimates become one number.
+        totals: counts of the batch that this is a part of; None: this is all of it.
 
     Raises ``ValueError`` for an unknown estimator or aggregation, or a clamp that is not above 0.
     """
@@ -48,4 +51,4 @@ def kl_penalty(
             estimate = torch.expm1(x) - x
     if clamp is not None:
         estimate = estimate.clamp(-clamp, clamp)
-    return aggregate(estimate, mask, aggregation)
+    return aggregate(estimate, mask, aggregation, totals=totals)

@@ -7,22 +7,29 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pth_exp.losses.aggregate import aggregate, token_share
+from pth_exp.losses.aggregate import aggregate, check_aggregation, token_share
 from pth_exp.losses.ratio import log_ratio
 from pth_exp.losses.registry import register, required
 from pth_exp.losses.types import TokenBatch
 from pth_exp.schema import Aggregation
 
 
-def check_ppo(*, clip_low: float, clip_high: float, dual_clip: float | None, aggregation: Aggregation | str) -> None:
-    """Raises ``ValueError`` unless 0 <= clip_low < 1, clip_high >= 0 and dual_clip > 1."""
+def check_ppo(
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+    aggregation: Aggregation | str,
+    norm_tokens: float | None,
+) -> None:
+    """Raises ``ValueError`` unless 0 <= clip_low < 1, clip_high >= 0 and dual_clip > 1, and the aggregation can be taken."""
     if not 0 <= clip_low < 1:
         raise ValueError(f"clip_low is {clip_low!r}; it must be at least 0 and below 1")
     if not clip_high >= 0:
         raise ValueError(f"clip_high is {clip_high!r}; it must be at least 0")
     if dual_clip is not None and not dual_clip > 1:
         raise ValueError(f"dual_clip is {dual_clip!r}; it must exceed 1, or be null for none")
-    Aggregation(aggregation)
+    check_aggregation(aggregation, norm_tokens)
 
 
 def clipped_terms(
@@ -41,9 +48,9 @@ def clipped_terms(
         bounded = (advantage < 0) & (terms > bound)
         terms = torch.where(advantage < 0, torch.minimum(terms, bound), terms)
     return terms, {
-        "actor/pg_clipfrac": token_share(clipped > free, batch.mask),
-        "actor/pg_clipfrac_lower": token_share(bounded, batch.mask),
-        "actor/ppo_kl": aggregate(-log_r, batch.mask, Aggregation.token_mean),
+        "actor/pg_clipfrac": token_share(clipped > free, batch.mask, batch.totals),
+        "actor/pg_clipfrac_lower": token_share(bounded, batch.mask, batch.totals),
+        "actor/ppo_kl": aggregate(-log_r, batch.mask, Aggregation.token_mean, totals=batch.totals),
     }
 
 
@@ -55,6 +62,7 @@ def ppo_clip(
     clip_high: float = 0.2,
     dual_clip: float | None = 3.0,
     aggregation: Aggregation | str = Aggregation.token_mean,
+    norm_tokens: float | None = None,
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """PPO's clipped loss (Schulman et al., 2017) with the dual clip (Ye et al., 2020), as in verl.
 
@@ -67,4 +75,4 @@ def ppo_clip(
     Raises ``ValueError`` if the batch has no ``old_logp``.
     """
     terms, metrics = clipped_terms(batch, clip_low, clip_high, dual_clip)
-    return aggregate(terms, batch.mask, aggregation), metrics
+    return aggregate(terms, batch.mask, aggregation, norm_tokens, batch.totals), metrics

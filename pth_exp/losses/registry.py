@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pth_exp.losses.types import LossOutput, TokenBatch
+from pth_exp.losses.types import LossOutput, TokenBatch, Totals
 
 LossFunction = Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
 """A loss as its author writes it: ``f(batch, *, parameter=default, ...) -> (scalar loss, scalar metrics)``."""
@@ -23,17 +23,22 @@ F = TypeVar("F", bound=LossFunction)
 class _Entry:
     function: LossFunction
     check: Callable[..., None] | None
+    splittable: bool
     defaults: Mapping[str, Any]
 
 
 _ENTRIES: dict[str, _Entry] = {}
 
 
-def register(*names: str, check: Callable[..., None] | None = None) -> Callable[[F], F]:
+def register(*names: str, check: Callable[..., None] | None = None, splittable: bool = True) -> Callable[[F], F]:
     """Decorator that puts a loss into the registry under ``names``.
 
     The function gets a batch that BoundLoss has cleaned: zeros outside the mask, one dtype. Its keyword-only arguments are the
     loss's parameters, all with defaults. ``check(**parameters)`` raises ``ValueError`` for values that make no sense.
+
+    A loss that is a sum over responses divides by ``batch.totals`` where they are given (``aggregate`` and ``response_mean`` do),
+    so that over any split of a batch its parts add up. One that is not (it sorts the batch's tokens, or counts what it keeps)
+    says ``splittable=False`` and is never given a part.
 
     Raises ``ValueError`` for a name that is taken or a parameter without a default.
     """
@@ -46,7 +51,7 @@ def register(*names: str, check: Callable[..., None] | None = None) -> Callable[
         for name in names:
             if name in _ENTRIES:
                 raise ValueError(f"loss {name!r} is registered already; choose another name")
-            _ENTRIES[name] = _Entry(function, check, {p.name: p.default for p in parameters})
+            _ENTRIES[name] = _Entry(function, check, splittable, {p.name: p.default for p in parameters})
         return function
 
     return decorate
@@ -74,7 +79,7 @@ def get_loss(name: str, **parameters: Any) -> BoundLoss:
             entry.check(**bound)
         except (TypeError, ValueError) as error:
             raise ValueError(f"loss {name!r}: {error}") from error
-    return BoundLoss(name, bound, entry.function)
+    return BoundLoss(name, bound, entry.function, entry.splittable)
 
 
 def required(batch: TokenBatch, field: str) -> Tensor:
@@ -90,17 +95,19 @@ def required(batch: TokenBatch, field: str) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class BoundLoss:
-    """A loss with its parameters: a pure function of a whole batch.
+    """A loss with its parameters: a pure function of a batch.
 
     Attributes:
         name: as registered.
         parameters: every parameter's value, defaults included.
         function: the loss as its author wrote it.
+        splittable: whether it can be taken over the parts of a batch, given the ``totals`` of the whole.
     """
 
     name: str
     parameters: Mapping[str, Any]
     function: LossFunction
+    splittable: bool = True
 
     def __call__(self, batch: TokenBatch) -> LossOutput:
         """Value, derivative and metrics of the loss.
@@ -108,8 +115,11 @@ class BoundLoss:
         ``token_coef`` is the derivative that autograd takes of this very loss, so it cannot disagree with it. The batch's
         ``logp`` may carry a graph, of which nothing is traversed here, or none (under ``no_grad``).
 
-        Raises ``ValueError`` for a field that is missing or of another shape.
+        Raises ``ValueError`` for a field that is missing or of another shape, and for a part of a batch (``totals``) where the
+        loss needs all of it.
         """
+        if batch.totals is not None:
+            self._check_part(batch.mask, batch.totals)
         with torch.enable_grad():
             logp = batch.logp if batch.logp.requires_grad else batch.logp.detach().requires_grad_()
             # An alias of its own, so that hooks on the caller's tensor (``retain_grad`` is one) do not see this derivative.
@@ -118,6 +128,15 @@ class BoundLoss:
             (gradient,) = torch.autograd.grad(loss, logp, retain_graph=True)
         values = torch.stack([v.detach().to(loss.dtype) for v in metrics.values()]).tolist() if metrics else []
         return LossOutput(loss, -gradient, dict(zip(metrics, values, strict=True)))
+
+    def _check_part(self, mask: Tensor, totals: Totals) -> None:
+        if not self.splittable:
+            raise ValueError(
+                f"loss {self.name!r} is no sum over responses: it needs the whole batch, and was given a part of one (totals)"
+            )
+        part = Totals.of(mask)
+        if part.tokens > totals.tokens or part.responses > totals.responses:
+            raise ValueError(f"totals are {totals}, below the counts of this part of the batch: {part}")
 
 
 def _clean(batch: TokenBatch) -> TokenBatch:
@@ -145,4 +164,5 @@ def _clean(batch: TokenBatch) -> TokenBatch:
         sampler_logp=clean("sampler_logp"),
         old_logp=clean("old_logp"),
         ref_logp=clean("ref_logp"),
+        totals=batch.totals,
     )

@@ -44,4 +44,4 @@ def san(batch: TokenBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
     level = surprisal.detach().clamp(min=0.0)
     anchor = level.sum(dim=1, keepdim=True) / batch.mask.sum(dim=1, keepdim=True).clamp(min=1)
     robust = robust_mean(surprisal, anchored_weights(level, anchor), batch.mask)
-    return response_mean(batch.advantage * robust / robust.detach().clamp(min=SURPRISAL_FLOOR), batch.mask), {}
+    return response_mean(batch.advantage * robust / robust.detach().clamp(min=SURPRISAL_FLOOR), batch.mask, batch.totals), {}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from pth_exp.losses.aggregate import aggregate
+from pth_exp.losses.aggregate import aggregate, check_aggregation
 from pth_exp.losses.ppo import check_ppo, clipped_terms
 from pth_exp.losses.ratio import log_ratio
 from pth_exp.losses.registry import register, required
@@ -20,15 +20,21 @@ def _check_cap(cap: float) -> None:
 
 
 def _check_tis_ppo(
-    *, cap: float, clip_low: float, clip_high: float, dual_clip: float | None, aggregation: Aggregation | str
+    *,
+    cap: float,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+    aggregation: Aggregation | str,
+    norm_tokens: float | None,
 ) -> None:
     _check_cap(cap)
-    check_ppo(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip, aggregation=aggregation)
+    check_ppo(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip, aggregation=aggregation, norm_tokens=norm_tokens)
 
 
-def _check_tis_reinforce(*, cap: float, aggregation: Aggregation | str) -> None:
+def _check_tis_reinforce(*, cap: float, aggregation: Aggregation | str, norm_tokens: float | None) -> None:
     _check_cap(cap)
-    Aggregation(aggregation)
+    check_aggregation(aggregation, norm_tokens)
 
 
 def truncated_weight(logp: Tensor, sampler_logp: Tensor, cap: float) -> Tensor:
@@ -45,6 +51,7 @@ def tis_ppo(
     clip_high: float = 0.2,
     dual_clip: float | None = 3.0,
     aggregation: Aggregation | str = Aggregation.token_mean,
+    norm_tokens: float | None = None,
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """The PPO-clip loss times the detached weight min(pi_old/q, cap) (paper, section 2; Yao et al., 2025), as in verl.
 
@@ -55,12 +62,16 @@ def tis_ppo(
     """
     terms, metrics = clipped_terms(batch, clip_low, clip_high, dual_clip)
     weight = truncated_weight(required(batch, "old_logp"), required(batch, "sampler_logp"), cap)
-    return aggregate(weight * terms, batch.mask, aggregation), metrics
+    return aggregate(weight * terms, batch.mask, aggregation, norm_tokens, batch.totals), metrics
 
 
 @register("tis_reinforce", check=_check_tis_reinforce)
 def tis_reinforce(
-    batch: TokenBatch, *, cap: float = 2.0, aggregation: Aggregation | str = Aggregation.seq_mean_token_sum
+    batch: TokenBatch,
+    *,
+    cap: float = 2.0,
+    aggregation: Aggregation | str = Aggregation.seq_mean_token_sum,
+    norm_tokens: float | None = None,
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """REINFORCE times the detached weight min(pi_theta/q, cap) (paper, section 2).
 
@@ -71,4 +82,4 @@ def tis_reinforce(
     """
     weight = truncated_weight(batch.logp, required(batch, "sampler_logp"), cap)
     terms = batch.advantage[:, None] * weight * -batch.logp
-    return aggregate(terms, batch.mask, aggregation), {}
+    return aggregate(terms, batch.mask, aggregation, norm_tokens, batch.totals), {}

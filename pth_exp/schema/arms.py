@@ -42,6 +42,7 @@ class PpoClipArm(Arm):
     clip_high: float = spec(0.2, _SCIENCE, "the ratio is clipped above at 1 + clip_high")
     dual_clip: Optional[float] = spec(3.0, _SCIENCE, "bound c of verl's dual clip for negative advantages; null: off")
     aggregation: Aggregation = spec(Aggregation.token_mean, _SCIENCE, "how token terms become one number")
+    norm_tokens: Optional[float] = spec(None, _SCIENCE, "what seq_mean_token_sum_norm divides a sum by (Dr. GRPO)", "tokens")
 
 
 @dataclass
@@ -57,6 +58,7 @@ class TisReinforceArm(Arm):
 
     cap: float = spec(2.0, _SCIENCE, "the weight is truncated above at this value")
     aggregation: Aggregation = spec(Aggregation.seq_mean_token_sum, _SCIENCE, "how token terms become one number")
+    norm_tokens: Optional[float] = spec(None, _SCIENCE, "what seq_mean_token_sum_norm divides a sum by (Dr. GRPO)", "tokens")
 
 
 @dataclass

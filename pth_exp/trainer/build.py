@@ -6,14 +6,16 @@ import copy
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from pth_exp.losses import BoundLoss, get_loss
+from pth_exp.losses import BoundLoss, get_loss, group_advantages
 from pth_exp.models.load import load_policy, special_tokens
-from pth_exp.schema import Config, Reference, TrainerStack
+from pth_exp.schema import Advantage, Config, Reference, TrainerStack
 from pth_exp.tasks import Problem, Split, Task, load_task
 from pth_exp.tasks.order import PromptOrder
 from pth_exp.tasks.prompts import prompt_id, render
@@ -32,6 +34,7 @@ class Run:
         problems: the training split.
         order: which of them each draw takes.
         evaluation: the fixed subset of the test split.
+        advantages: makes them of rewards and groups.
         initial_seed: what torch's global generator held when the model was built.
     """
 
@@ -42,6 +45,7 @@ class Run:
     problems: Sequence[Problem]
     order: PromptOrder
     evaluation: Sequence[Problem]
+    advantages: partial[Tensor]
     loss: BoundLoss
     learner: Learner
     sampler: Sampler
@@ -88,6 +92,7 @@ def build(config: Config) -> Run:
         problems=problems,
         order=PromptOrder(len(problems), config.prompts_per_update, config.seeds.data),
         evaluation=_subset(test, config.validation.problems, config.seeds.eval),
+        advantages=partial(group_advantages, normalise_std=config.arm.advantage is Advantage.group_std),
         loss=loss,
         learner=Learner(
             policy=policy,
@@ -116,6 +121,7 @@ def received(run: Run) -> dict[str, Any]:
         "arm.loss": run.loss.name,
         **{f"arm.{name}": value for name, value in run.loss.parameters.items()},
         "arm.old_policy": learner.old_policy,
+        "arm.advantage": Advantage.group_std if run.advantages.keywords["normalise_std"] else Advantage.group_mean,
         "lr": learner.optimizer.lr,
         "optimizer.beta1": group["betas"][0],
         "optimizer.beta2": group["betas"][1],

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pth_exp.losses import group_advantages
 from pth_exp.records.writer import RunRecorder
 from pth_exp.schema import Config
 from pth_exp.staleness.queue import ReplayQueue
@@ -72,7 +71,7 @@ def run(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: C
 
         # Weigh and step. Section 4.1: old_logp is what the sampler recorded, or the learner's own (``arm.old_policy``).
         # Section 4.4: the loss turns advantages and log-probabilities into the weight of each token.
-        advantage = group_advantages(trained.rewards, trained.group)
+        advantage = parts.advantages(trained.rewards, trained.group)
         report = learner.update(trained, advantage)
         clock.lap("update_actor")
 

@@ -73,7 +73,8 @@ def test_a_frozen_run_reads_back_typed(here: Path) -> None:
     assert isinstance(config.arm, schema.TisPpoArm) and isinstance(config.task, schema.ArithmeticTask)
     assert (config.arm.cap, config.lr, config.seeds.data, config.seeds.eval) == (4.0, 1e-5, 3, 0)
     assert config.arm.parameters() == {
-        "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "aggregation": schema.Aggregation.token_mean, "cap": 4.0,
+        "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "aggregation": schema.Aggregation.token_mean,
+        "norm_tokens": None, "cap": 4.0,
     }  # fmt: skip
     assert run.run["overrides"] == ["arm=tis_ppo", "seed=3", "lr=1e-5", "arm.cap=4"]
 
@@ -148,7 +149,7 @@ def config_of(*overrides: str) -> schema.Config:
 def test_identity_is_the_hash_of_science_and_contents_worked_out_by_hand(here: Path) -> None:
     fields: dict[str, Any] = {
         "arm.name": "san", "arm.loss": "san", "arm.old_policy": "recomputed", "arm.correction": "behaviour_free",
-        "arm.needs_reference": False, "arm.needs_sampler_logp": False,
+        "arm.needs_reference": False, "arm.needs_sampler_logp": False, "arm.advantage": "group_std",
         "stack.name": "trainer", "stack.record_sampler_logp": True,
         "task.name": "arithmetic", "task.cut_at": [], "task.train_after_cut": True, "task.chat_template": "never",
         "task.train_problems": 4096,

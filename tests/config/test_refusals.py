@@ -33,6 +33,17 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
     ("infinite rate", ["arm=grpo", "lr=inf"], ["lr=inf", "finite"]),
     ("no number", ["arm=grpo", "lr=nan"], ["lr=nan", "finite"]),
     ("cap below nothing", ["arm=tis_ppo", "arm.cap=0"], ["arm.cap=0", "above 0"]),
+    (
+        "a constant that is not given",
+        ["arm=grpo", "arm.aggregation=seq_mean_token_sum_norm"],
+        ["arm.norm_tokens=null", "arm.norm_tokens='${max_response_tokens}'"],
+    ),
+    ("a constant of nothing", ["arm=grpo", "arm.norm_tokens=0"], ["arm.norm_tokens=0", "above 0"]),
+    (
+        "a constant in the KL",
+        ["arm=grpo", "kl.aggregation=seq_mean_token_sum_norm"],
+        ["kl.aggregation=seq_mean_token_sum_norm", "rescale kl.coef", "kl.aggregation=seq_mean_token_sum,"],
+    ),
     ("KL without reference", ["arm=grpo", "model.reference=none"], ["model.reference=none", "kl.coef=0.001", "kl.coef=0"]),
     (
         "arm without reference",

@@ -16,6 +16,14 @@ def test_by_hand_with_rows_of_groups_interleaved() -> None:
     assert got.tolist() == pytest.approx([a, -b, -a, -a, b, a], rel=1e-6)
 
 
+def test_without_the_standard_deviation_follows_the_group_id() -> None:
+    """Dr. GRPO: group 7 has mean 1/2, group 3 mean 3, wherever their rows stand."""
+    rewards, group = torch.tensor([1.0, 2.0, 0.0, 0.0, 4.0, 1.0]), torch.tensor([7, 3, 7, 7, 3, 7])
+    assert group_advantages(rewards, group, normalise_std=False).tolist() == [0.5, -1.0, -0.5, -0.5, 1.0, 0.5]
+    order = torch.tensor([4, 0, 5, 3, 1, 2])
+    assert group_advantages(rewards[order], group[order], normalise_std=False).tolist() == [1.0, 0.5, 0.5, -0.5, -1.0, -0.5]
+
+
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1 / 3, -7.3])
 def test_equal_rewards_give_exactly_zero(reward: float) -> None:
     """0.1 summed eight times and divided by eight is not 0.1 in binary; over 1e-6 the difference would train."""
@@ -23,6 +31,8 @@ def test_equal_rewards_give_exactly_zero(reward: float) -> None:
         got = group_advantages(torch.tensor([reward] * 8 + [1.0, 0.0], dtype=dtype), torch.tensor([0] * 8 + [1, 1]))
         assert got[:8].tolist() == [0.0] * 8
         assert got[8] == -got[9] != 0
+        centred = group_advantages(torch.tensor([reward] * 8, dtype=dtype), torch.zeros(8).long(), normalise_std=False)
+        assert centred.tolist() == [0.0] * 8
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.floats(-5, 5, width=32)), min_size=1, max_size=40))

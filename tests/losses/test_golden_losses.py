@@ -32,10 +32,11 @@ def ppo_batch() -> TokenBatch:
         ("token_mean", (-2.2 - 2.4 + 0.8 + 3) / 4, 2.2 / 4),
         ("seq_mean_token_mean", ((-2.2 - 2.4) / 2 + 0.8 + 3) / 3, 2.2 / 6),
         ("seq_mean_token_sum", (-2.2 - 2.4 + 0.8 + 3) / 3, 2.2 / 3),
+        ("seq_mean_token_sum_norm", (-2.2 - 2.4 + 0.8 + 3) / 3 / 16, 2.2 / 3 / 16),
     ],
 )
 def test_ppo_clip(name: str, aggregation: str, value: float, first_coef: float) -> None:
-    out = get_loss(name, aggregation=aggregation)(ppo_batch())
+    out = get_loss(name, aggregation=aggregation, norm_tokens=16)(ppo_batch())
     assert out.loss.item() == pytest.approx(value)
     # only the first token is neither clipped nor bounded; a higher surprisal of a good token raises the loss
     torch.testing.assert_close(out.token_coef, tensor([[first_coef, 0.0], [0.0, 0.0], [0.0, 0.0]]))

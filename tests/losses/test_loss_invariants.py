@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made_batches import padded, random_rows, unpadded, written_batches
 from written_losses import LOSSES, Written, surprisal_derivative
 
-from pth_exp.losses import TokenBatch, get_loss, loss_names
+from pth_exp.losses import TokenBatch, Totals, get_loss, loss_names
 
 ALL = sorted(LOSSES)
 AGGREGATED = [(n, how) for n in ALL for how in ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum") if n != "san"]
@@ -106,6 +106,24 @@ def test_row_order_changes_nothing(name: str, b: Written, random: object) -> Non
     shuffled = get_loss(name)(moved)
     assert shuffled.loss.item() == pytest.approx(out.loss.item(), rel=1e-12, abs=1e-15)
     torch.testing.assert_close(shuffled.token_coef, out.token_coef[order], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if get_loss(n).splittable])
+@settings(max_examples=40, deadline=None)
+@given(b=written_batches(), ranks=st.lists(st.integers(0, 2), min_size=5, max_size=5))
+def test_parts_add_up_to_the_whole_batch(name: str, b: Written, ranks: list[int]) -> None:
+    """Micro-batches, or the shares of data-parallel ranks: any rows, none at all included."""
+    batch = padded(b)
+    whole, loss, metrics = get_loss(name)(batch), 0.0, dict.fromkeys(get_loss(name)(batch).metrics, 0.0)
+    for rank in range(3):
+        rows = torch.tensor(ranks[: len(b.logp)]) == rank
+        fields = {f: getattr(batch, f)[rows] for f in ("advantage", "mask", "sampler_logp", "old_logp", "ref_logp")}
+        out = get_loss(name)(TokenBatch(batch.logp.detach()[rows], **fields, totals=Totals.of(batch.mask)))
+        torch.testing.assert_close(out.token_coef, whole.token_coef[rows], rtol=1e-12, atol=1e-15)
+        loss += out.loss.item()
+        metrics = {key: value + out.metrics[key] for key, value in metrics.items()}
+    assert loss == pytest.approx(whole.loss.item(), rel=1e-10, abs=1e-13)
+    assert metrics == pytest.approx(dict(whole.metrics), rel=1e-10, abs=1e-13)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pth_exp.losses import TokenBatch, get_loss, loss_names, register
+from pth_exp.losses import TokenBatch, Totals, get_loss, loss_names, register
 from pth_exp.losses import registry as registry_module
 from pth_exp.schema import BUILTIN_ARMS, Arm
 
@@ -27,7 +27,7 @@ def test_every_arm_of_the_schema_has_a_loss() -> None:
     [
         ("ppo", {}, "'ppo' is not known; known are grpo, ppo_clip"),
         ("san", {"cap": 2.0}, "'san' has no parameter 'cap'; its parameters: none"),
-        ("tis_reinforce", {"clip_low": 0.2}, "no parameter 'clip_low'; its parameters: cap, aggregation"),
+        ("tis_reinforce", {"clip_low": 0.2}, "no parameter 'clip_low'; its parameters: cap, aggregation, norm_tokens"),
         ("tis_reinforce", {"cap": 0.0}, "cap is 0.0"),
         ("tis_ppo", {"cap": -1.0}, "cap is -1.0"),
         ("tis_ppo", {"cap": "two"}, "'tis_ppo'"),
@@ -37,6 +37,7 @@ def test_every_arm_of_the_schema_has_a_loss() -> None:
         ("ppo_clip", {"dual_clip": 1.0}, "dual_clip is 1.0"),
         ("ppo_clip", {"aggregation": "token-mean"}, "token-mean"),
         ("tis_reinforce", {"aggregation": "sum"}, "sum"),
+        *((n, {"aggregation": "seq_mean_token_sum_norm"}, "norm_tokens is None") for n in ("grpo", "tis_ppo", "tis_reinforce")),
     ],
 )
 def test_impossible_requests_are_named(name: str, parameters: dict[str, object], message: str) -> None:
@@ -76,3 +77,31 @@ def test_a_loss_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(ValueError, match="'power' has no default"):
         register("nameless")(nameless)
+
+
+def part_of(tokens: int, responses: int) -> TokenBatch:
+    """A part with two responses and three tokens of a batch with so many."""
+    logp = torch.full((2, 2), -1.0, requires_grad=True)
+    mask = torch.tensor([[True, False], [True, True]])
+    return TokenBatch(logp, torch.ones(2), mask, totals=Totals(tokens, responses))
+
+
+def test_a_loss_that_needs_the_whole_batch_refuses_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "_ENTRIES", dict(registry_module._ENTRIES))
+
+    @register("sorts", splittable=False)
+    def sorts(batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        return batch.logp.sum(), {}
+
+    loss = get_loss("sorts")
+    assert not loss.splittable
+    loss(dataclasses.replace(part_of(3, 2), totals=None))
+    with pytest.raises(ValueError, match=r"'sorts' .* needs the whole batch"):
+        loss(part_of(3, 2))
+    assert get_loss("san").splittable
+
+
+@pytest.mark.parametrize("totals", [(2, 2), (3, 1)])
+def test_totals_below_the_part_s_own_counts_are_refused(totals: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="below the counts of this part"):
+        get_loss("san")(part_of(*totals))

@@ -4,8 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
+from torch import Tensor
 
 from pth_exp import schema
+from pth_exp.trainer.learner import Learner, UpdateReport
+from pth_exp.trainer.rollout import Rollout
 from pth_exp.trainer.sampler import Sampler
 
 from .conftest import Configure, Execute
@@ -127,8 +131,6 @@ def test_a_snapshot_that_aliases_the_learner_shows_in_the_fingerprints(
 
 
 def test_received_is_read_from_the_objects(configure: Configure, execute: Execute) -> None:
-    import yaml
-
     folder = execute(configure("tis_ppo", lr=3e-4, optimizer__weight_decay=0.05, arm__cap=1.5)).folder
     received: dict[str, Any] = yaml.safe_load((folder / "received.yaml").read_text())
     assert received["lr"] == 3e-4
@@ -136,8 +138,32 @@ def test_received_is_read_from_the_objects(configure: Configure, execute: Execut
     assert received["arm.loss"] == "tis_ppo"
     assert received["arm.cap"] == 1.5
     assert received["arm.aggregation"] == "token_mean"
+    assert received["arm.advantage"] == "group_std"
     assert received["seeds.data"] == 7
     assert received["objects"]["device"] == "cpu"
+
+
+@pytest.mark.parametrize("kind", list(schema.Advantage))
+def test_the_arm_s_advantage_reaches_the_learner_and_is_read_back(
+    kind: schema.Advantage, configure: Configure, execute: Execute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[float]] = []
+    update = Learner.update
+
+    def spy(self: Learner, rollout: Rollout, advantage: Tensor) -> UpdateReport:
+        seen.append(advantage.tolist())
+        return update(self, rollout, advantage)
+
+    monkeypatch.setattr(Learner, "update", spy)
+    ran = execute(configure(arm__advantage=kind))
+    assert yaml.safe_load((ran.folder / "received.yaml").read_text())["arm.advantage"] == kind
+    for row, advantages in zip(ran.rows("batches"), seen, strict=True):
+        groups = torch.tensor(row["rewards"], dtype=torch.float64).reshape(4, 8)
+        expected = groups - groups.mean(1, keepdim=True)
+        if kind is schema.Advantage.group_std:
+            expected = expected / (groups.std(1, keepdim=True) + 1e-6)
+        assert advantages == pytest.approx(expected.flatten().tolist(), rel=1e-6, abs=1e-7)
+    assert any(a != 0 for advantages in seen for a in advantages)
 
 
 @pytest.mark.parametrize(
