@@ -93,19 +93,12 @@ class Composer:
         parsed = [self._parse(text) for text in overrides]
         groups = [o for o in parsed if self._is_group(o)]
         refuse_without_option(groups)
-        base = self._base(tuple(str(o.input_line) for o in groups))
-        raw = copy.deepcopy(base.raw)
-        given: dict[str, Any] = {}
-        for override in parsed:
-            if override not in groups:
-                self._assign(raw, override, given)
-        self._assign_per_arm(raw, given)
-        _refuse_missing(raw)
-        resolved = OmegaConf.create(raw)
-        OmegaConf.copy_cache(from_config=self._master, to_config=resolved)
-        HydraConfig.instance().cfg = cast(Any, base.settings)  # what the resolver `hydra:` reads
-        values = plain_values(resolved, resolve=True)
+        base, raw, given = self._merged(parsed)
+        values = self._resolved(base, raw)
         _make_absolute(values)
+        if values["probe"]["shadows"]:
+            raise refuse("probe.shadows", "", "is filled in when a run is frozen", "name the arms in probe.shadow_arms")
+        values["probe"]["shadows"] = {name: self._shadow(name, parsed) for name in _others(values)}
         try:
             config = schema.build(values, self._arms)
         except ValueError as error:
@@ -120,6 +113,35 @@ class Composer:
         }
         hydra = {**base.hydra, "overrides": {**base.hydra["overrides"], "task": overrides}}
         return Composed(overrides, raw, _plain(config), config, given, choices, {"hydra": hydra}, _environment(raw, hydra))
+
+    def _merged(self, parsed: Sequence[Override]) -> tuple[_Base, dict[str, Any], dict[str, Any]]:
+        """What the groups bring, the config with the single values on top, and those values."""
+        groups = [o for o in parsed if self._is_group(o)]
+        base = self._base(tuple(str(o.input_line) for o in groups))
+        raw = copy.deepcopy(base.raw)
+        given: dict[str, Any] = {}
+        for override in parsed:
+            if override not in groups:
+                self._assign(raw, override, given)
+        self._assign_per_arm(raw, given)
+        _refuse_missing(raw)
+        return base, raw, given
+
+    def _resolved(self, base: _Base, raw: Mapping[str, Any]) -> dict[str, Any]:
+        resolved = OmegaConf.create(dict(raw))
+        OmegaConf.copy_cache(from_config=self._master, to_config=resolved)
+        HydraConfig.instance().cfg = cast(Any, base.settings)  # what the resolver `hydra:` reads
+        return plain_values(resolved, resolve=True)
+
+    def _shadow(self, name: str, parsed: Sequence[Override]) -> dict[str, Any]:
+        """The arm ``name`` as this run would have it, without what was chosen and set for the run's own."""
+        arms = self._loader.get_group_options("arm")
+        if name not in arms:
+            remedy = f"arms are {', '.join(sorted(arms))}{schema.nearest(name, arms)}"
+            raise refuse("probe.shadow_arms", name, "no such arm", remedy)
+        others = [o for o in parsed if o.key_or_group.split(".")[0] != "arm"]
+        base, raw, _ = self._merged([self._parse(f"arm={name}"), *others])
+        return cast(dict[str, Any], self._resolved(base, raw)["arm"])
 
     def _parse(self, text: str) -> Override:
         if text not in self._parsed:
@@ -180,6 +202,14 @@ class Composer:
                 if parent is None or name not in parent:
                     raise refuse("design.per_arm", path, "unknown field", "name a field of the config")
                 parent[name] = values[arm]
+
+
+def _others(values: Mapping[str, Any]) -> list[str]:
+    """The shadow arms that are not the run's own, which a sweep over arms may name as well."""
+    names = values["probe"]["shadow_arms"]
+    if not isinstance(names, list):
+        raise refuse("probe.shadow_arms", names, "is no list", "write probe.shadow_arms=[NAME,NAME]")
+    return [str(name) for name in names if name != values["arm"]["name"]]
 
 
 def _make_absolute(values: dict[str, Any]) -> None:

@@ -97,8 +97,11 @@ def _table() -> dict[str, schema.FieldInfo]:
 
 
 def _info(path: str) -> schema.FieldInfo:
-    """What the schema says of a field; one that it does not know, as a user's own arm has, counts as science."""
-    return _table().get(path) or schema.FieldInfo(path, Role.science, "", "", "")
+    """What the schema says of a field, or of the mapping that it lies in; one that it does not know, as a user's own arm has,
+    counts as science."""
+    parts = path.split(".")
+    within = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((_table()[p] for p in within if p in _table()), schema.FieldInfo(path, Role.science, "", "", ""))
 
 
 def _key(value: Any) -> str:

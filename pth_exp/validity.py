@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -34,7 +35,17 @@ _WHY = {
 
 
 def objections(config: Config) -> Iterator[Objection]:
-    """Everything that is wrong with a run, field by field."""
+    """Everything that is wrong with a run, field by field, and with it under each of its shadow arms."""
+    own = list(_objections(config))
+    yield from own
+    for name, arm in config.probe.shadows.items():
+        for found in _objections(dataclasses.replace(config, arm=arm)):
+            if found not in own:
+                why, remedy = str(found).split("\n    remedy: ")
+                yield Objection("probe.shadow_arms", name, why, f"{remedy}, or leave {name} out of probe.shadow_arms")
+
+
+def _objections(config: Config) -> Iterator[Objection]:
     for info in schema.leaf_fields(config):
         value = _value(config, info.path)
         if isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -1,6 +1,7 @@
 """Probes: pure functions that measure what defines a comparison, in either stack."""
 
 from pth_exp.probes.batches import batch_id, generation_id, ratio_histogram
+from pth_exp.probes.shadows import Shadow, shadow_pairs
 from pth_exp.probes.update import probe_update
 
-__all__ = ["batch_id", "generation_id", "probe_update", "ratio_histogram"]
+__all__ = ["Shadow", "batch_id", "generation_id", "probe_update", "ratio_histogram", "shadow_pairs"]

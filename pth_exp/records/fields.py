@@ -61,6 +61,7 @@ UPDATES: tuple[Column, ...] = (
     Column("coef/max_abs", "DOUBLE", "", "largest d loss / d surprisal in size"),
     Column("coef/near_zero_share", "DOUBLE", "", "share of tokens that hardly train"),
     Column("coef/sampler_response", "DOUBLE", "", "relative change of the token coefficients when pi_theta replaces q"),
+    Column("shadow/pairs", "JSON", "", "cosine and norm ratio of the token coefficients, each pair of the arm and its shadows"),
     Column("response_length/mean", "DOUBLE", "tokens", "mean response length of the trained batch"),
     Column("response_length/clip_ratio", "DOUBLE", "", "share of truncated responses"),
     Column("tokens/trained", "BIGINT", "tokens", "response tokens in the trained batch"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from pth_exp.checks.result import Outcome, Verdict
 from pth_exp.checks.run import CHECKS, Report, check_sweep
 from pth_exp.records.reader import NothingToRead, Sweep
+from pth_exp.report import shadows
 from pth_exp.report.summary import RunSummary, summarise
 from pth_exp.report.text import Painter, paragraph, table
 
@@ -40,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.json:
         picture = None if arguments.no_figure else _draw(sweep)
         facts = {"sweep": str(sweep.path), "picture": picture and str(picture), "runs": [asdict(run) for run in runs]}
+        facts["shadows"] = [asdict(pair) for run in sweep.runs for pair in shadows.pairs(run)]
         problems = {run.label: [asdict(problem) for problem in run.problems] for run in sweep.runs if run.problems}
         print(json.dumps(facts | report.as_dict() | {"problems": problems}, indent=1, ensure_ascii=False))
     else:
@@ -81,6 +83,7 @@ def _text(sweep: Sweep, report: Report, runs: Sequence[RunSummary], paint: Paint
         yield ""
         yield paint("bold", f"{CHECKS.index(check) + 1} {check}: {QUESTIONS[check]}")
         yield from _details(report, [v for v in report.verdicts if v.check == check], paint)
+    yield from shadows.text([pair for run in sweep.runs for pair in shadows.pairs(run)], paint)
     yield ""
     yield from _accuracy(runs, paint)
     yield from _incomplete(sweep, runs, paint)

@@ -112,6 +112,8 @@ class ValidationConfig:
 @dataclass
 class ProbeConfig:
     first_batches: int = spec(8, _SCIENCE, "how many first batches have their prompt IDs written and verified", "batches")
+    shadow_arms: list[str] = spec([], _OUTPUT, "other arms whose losses are evaluated on each batch and train nothing")
+    shadows: dict[str, Arm] = spec({}, _OUTPUT, "those arms' configs, filled in when the run is frozen")
 
 
 @dataclass

@@ -72,13 +72,19 @@ def build(values: Mapping[str, Any], arms: Mapping[str, type[Arm]] = BUILTIN_ARM
     Raises ``ValueError`` naming the field for a missing or an unknown key, or a value that its type cannot hold.
     """
     values = dict(values)
-    types: dict[str, type[Any]] = {group: _variant(group, values, known) for group, known in VARIANTS.items()}
-    types["arm"] = _variant("arm", values, arms, key="loss")
-    return typing.cast(Config, _build(Config, values, "", types))
+    types: dict[str, type[Any]] = {group: _variant(group, values.get(group), known) for group, known in VARIANTS.items()}
+    types["arm"] = _variant("arm", values.get("arm"), arms, key="loss")
+    config = typing.cast(Config, _build(Config, values, "", types))
+    shadows: Mapping[str, Any] = config.probe.shadows
+    config.probe.shadows = {name: _shadow(node, f"probe.shadows.{name}", arms) for name, node in shadows.items()}
+    return config
 
 
-def _variant(group: str, values: Mapping[str, Any], known: Mapping[str, type[Any]], key: str = "name") -> type[Any]:
-    node = values.get(group)
+def _shadow(node: Any, path: str, arms: Mapping[str, type[Arm]]) -> Arm:
+    return typing.cast(Arm, _build(_variant(path, node, arms, key="loss"), node, path + ".", {}))
+
+
+def _variant(group: str, node: Any, known: Mapping[str, type[Any]], key: str = "name") -> type[Any]:
     if not isinstance(node, Mapping):
         raise ValueError(f"{group}: {node!r} is not a mapping; choose one with {group}=NAME")
     name = node.get(key)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from pth_exp.losses import BoundLoss, get_loss, group_advantages
 from pth_exp.models.load import load_policy, special_tokens
-from pth_exp.schema import Advantage, Config, Reference, TrainerStack
+from pth_exp.probes import Shadow
+from pth_exp.schema import Advantage, Arm, Config, Reference, TrainerStack
 from pth_exp.tasks import Problem, Split, Task, load_task
 from pth_exp.tasks.order import PromptOrder
 from pth_exp.tasks.prompts import prompt_id, render
@@ -35,6 +36,7 @@ class Run:
         order: which of them each draw takes.
         evaluation: the fixed subset of the test split.
         advantages: makes them of rewards and groups.
+        shadows: arms that are evaluated on each batch and train nothing.
         initial_seed: what torch's global generator held when the model was built.
     """
 
@@ -49,6 +51,7 @@ class Run:
     loss: BoundLoss
     learner: Learner
     sampler: Sampler
+    shadows: Sequence[Shadow]
     initial_seed: int
 
     def prompt(self, problem: Problem) -> Prompt:
@@ -64,11 +67,16 @@ def build(config: Config) -> Run:
     stack = config.stack
     if not isinstance(stack, TrainerStack):
         raise ValueError(f"stack.name is {stack.name!r}; this is the stack 'trainer'")
-    needs_reference = config.arm.needs_reference or config.kl.coef != 0
+    arms = [config.arm, *config.probe.shadows.values()]
+    needs_reference = any(arm.needs_reference for arm in arms) or config.kl.coef != 0
     if needs_reference and config.model.reference is Reference.none:
-        raise ValueError("model.reference is none, but kl.coef or the arm asks for a reference; set model.reference=initial")
-    if config.arm.needs_sampler_logp and not stack.record_sampler_logp:
-        raise ValueError("stack.record_sampler_logp is false, but the arm reads the sampler's log-probabilities; set it to true")
+        raise ValueError(
+            "model.reference is none, but kl.coef, the arm or a shadow arm asks for a reference; set model.reference=initial"
+        )
+    if any(arm.needs_sampler_logp for arm in arms) and not stack.record_sampler_logp:
+        raise ValueError(
+            "stack.record_sampler_logp is false, but the arm or a shadow arm reads what the sampler records; set it to true"
+        )
 
     torch.set_num_threads(stack.threads)
     torch.manual_seed(config.seeds.init)
@@ -92,7 +100,7 @@ def build(config: Config) -> Run:
         problems=problems,
         order=PromptOrder(len(problems), config.prompts_per_update, config.seeds.data),
         evaluation=_subset(test, config.validation.problems, config.seeds.eval),
-        advantages=partial(group_advantages, normalise_std=config.arm.advantage is Advantage.group_std),
+        advantages=_advantages(config.arm),
         loss=loss,
         learner=Learner(
             policy=policy,
@@ -106,8 +114,17 @@ def build(config: Config) -> Run:
             activations=stack.activations,
         ),
         sampler=Sampler(policy, special.eos, config.max_response_tokens, stack.sampler_rows, config.seeds.sampling),
+        shadows=[_shadow(name, arm) for name, arm in config.probe.shadows.items()],
         initial_seed=initial_seed,
     )
+
+
+def _shadow(name: str, arm: Arm) -> Shadow:
+    return Shadow(name, get_loss(arm.loss, **arm.parameters()), arm.old_policy, _advantages(arm))
+
+
+def _advantages(arm: Arm) -> partial[Tensor]:
+    return partial(group_advantages, normalise_std=arm.advantage is Advantage.group_std)
 
 
 def received(run: Run) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def run(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: C
             clock.lap("validate")
 
         # Record.
-        row = rows.update_row(update, trained, drawn, learner, weights_before, report)
+        row = rows.update_row(update, trained, drawn, parts, weights_before, report)
         batch_row = rows.batch_row(update, trained, drawn, report)
         clock.lap("probe")
         recorder.batch(batch_row)

@@ -7,16 +7,18 @@ from typing import Any
 
 import torch
 
-from pth_exp.probes import batch_id, generation_id, probe_update, ratio_histogram
-from pth_exp.trainer.learner import Learner, UpdateReport
+from pth_exp.probes import batch_id, generation_id, probe_update, ratio_histogram, shadow_pairs
+from pth_exp.trainer.build import Run
+from pth_exp.trainer.learner import UpdateReport
 from pth_exp.trainer.rollout import Rollout
 
 
 def update_row(
-    update: int, trained: Rollout, drawn: Sequence[Rollout], learner: Learner, weights_before: str, report: UpdateReport
+    update: int, trained: Rollout, drawn: Sequence[Rollout], parts: Run, weights_before: str, report: UpdateReport
 ) -> dict[str, Any]:
     """The row of ``updates`` without its timings; losses and norms are means over the batch's optimiser steps."""
-    steps = report.steps
+    learner, steps = parts.learner, report.steps
+    first = steps[0]
     kl_losses = [step.kl_loss for step in steps if step.kl_loss is not None]
     return {
         "update": update,
@@ -35,7 +37,10 @@ def update_row(
         "actor/lr": learner.optimizer.lr,
         "response_length/mean": float(trained.lengths.double().mean()),
         "response_length/clip_ratio": float(trained.truncated.double().mean()),
-        **probe_update(learner.loss, steps[0].batch, [step.output for step in steps], learner.old_policy),
+        **probe_update(learner.loss, first.batch, [step.output for step in steps], learner.old_policy),
+        "shadow/pairs": shadow_pairs(
+            parts.config.arm.name, first.batch, first.output.token_coef, parts.shadows, trained.rewards, trained.group
+        ),
     }
 
 

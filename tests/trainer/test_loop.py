@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from pth_exp.trainer.learner import Learner, UpdateReport
 from pth_exp.trainer.rollout import Rollout
 from pth_exp.trainer.sampler import Sampler
 
-from .conftest import Configure, Execute
+from .conftest import ARMS, Configure, Execute
 
 TRAINING = ("updates", "batches", "first_batches")
 
@@ -190,3 +191,25 @@ def test_no_reference_is_kept_when_nothing_reads_it(configure: Configure, execut
 def test_an_arm_without_sampler_log_probs_runs_and_says_not_measured(configure: Configure, execute: Execute) -> None:
     rows = execute(configure("san", stack__record_sampler_logp=False)).rows("updates")
     assert all(row["rollout_corr/kl"] is None and row["coef/sampler_response"] is None for row in rows)
+
+
+def test_shadow_arms_change_nothing_in_training(configure: Configure, execute: Execute) -> None:
+    """To the last bit; a shadow that needs a reference makes the run keep one, which nothing else reads."""
+    fields: dict[str, Any] = {"refresh_interval": 3, "kl__coef": 0.0, "validation__every": 3}
+    shadows = {arm: dataclasses.replace(ARMS[arm]) for arm in ("tis_reinforce", "ppo_clip", "san")}
+    shadows["san"].needs_reference = True
+    plain = execute(configure("tis_ppo", **fields), "plain").all()
+    beside = execute(configure("tis_ppo", probe__shadows=shadows, **fields), "beside").all()
+    pairs = [row.pop("shadow/pairs") for row in beside["updates"]]
+    assert all(row.pop("shadow/pairs") is None for row in plain["updates"])
+    assert plain == beside
+    assert all(len(found) == 6 and found[0]["a"] == "tis_ppo" for found in pairs)
+    assert any(pair["cosine"] not in (None, 1.0) for found in pairs for pair in found)
+
+
+def test_a_shadow_s_advantages_are_normalised_as_its_arm_says(configure: Configure, execute: Execute) -> None:
+    """One loss with and without the standard deviation, which is not 1 in groups of eight rewards of 0 or 1."""
+    shadow = dataclasses.replace(ARMS["san"], advantage=schema.Advantage.group_mean)
+    rows = execute(configure("san", probe__shadows={"centred": shadow}, updates=3)).rows("updates")
+    ratios = [ratio for row in rows if (ratio := row["shadow/pairs"][0]["norm_ratio"]) is not None]
+    assert ratios and all(ratio > 1.5 for ratio in ratios)  # the standard deviation is at most .535
