@@ -2,8 +2,8 @@
 
     python benchmarks/loss_time.py [ROUNDS]
 
-One thread, float32. What is timed is what a stack calls: the registered loss with its token coefficients, then the backward pass to
-``logp``. The arms take turns within each round, and the ratio of medians to ``grpo`` is what counts.
+One thread, float32. What is timed is what a stack calls: the registered loss with its token coefficients, then the backward
+pass to ``logp``. The arms take turns within each round, and the ratio of medians to ``grpo`` is what counts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from statistics import median
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -19,7 +18,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 
 from pth_exp.losses import BoundLoss, TokenBatch, get_loss, loss_names
-from pth_exp.schema import BUILTIN_ARMS, Aggregation
 
 RESPONSES, TOKENS = 64, 512
 
@@ -53,28 +51,24 @@ def once(loss: BoundLoss, inputs: TokenBatch) -> float:
 
 
 def bound(name: str) -> BoundLoss:
-    """The loss as its arm has it; Dr. GRPO's constant, which comes from the run, is the width."""
-    fields = BUILTIN_ARMS[name].__dataclass_fields__
-    constant = "aggregation" in fields and get_loss_defaults(name)["aggregation"] is Aggregation.seq_mean_token_sum_norm
-    return get_loss(name, **({"norm_tokens": float(TOKENS)} if constant else {}))
-
-
-def get_loss_defaults(name: str) -> dict[str, object]:
-    return {f: value.default for f, value in BUILTIN_ARMS[name].__dataclass_fields__.items()}
+    """The loss with its default parameters; Dr. GRPO's constant has none, and is the width."""
+    parameters = get_loss(name).parameters
+    return get_loss(name, norm_tokens=float(TOKENS)) if "norm_tokens" in parameters else get_loss(name)
 
 
 def main(rounds: int) -> None:
     torch.set_num_threads(1)
     inputs = batch()
-    work: dict[str, Callable[[], float]] = {n: lambda loss=bound(n): once(loss, inputs) for n in loss_names()}  # type: ignore[misc]
-    times: dict[str, list[float]] = {name: [] for name in work}
+    losses = {name: bound(name) for name in loss_names()}
+    times: dict[str, list[float]] = {name: [] for name in losses}
     for turn in range(rounds + 2):
-        for name, run in work.items():
-            spent = run()
+        for name, loss in losses.items():
+            spent = once(loss, inputs)
             if turn >= 2:  # the first two warm the allocator up
                 times[name].append(spent)
     base = median(times["grpo"])
-    print(f"{RESPONSES} x {TOKENS} tokens, forward and backward, medians of {rounds} rounds\n\n| arm | CPU-ms | x grpo |\n|---|---|---|")
+    print(f"{RESPONSES} x {TOKENS} tokens, forward and backward, medians of {rounds} rounds\n")
+    print("| arm | CPU-ms | x grpo |\n|---|---|---|")
     for name in sorted(times, key=lambda n: median(times[n])):
         print(f"| {name} | {median(times[name]):.2f} | {median(times[name]) / base:.2f} |")
 

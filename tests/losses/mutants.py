@@ -3,8 +3,8 @@
     python tests/losses/mutants.py [LOSS ...]     prints counts, and every fault that was not seen
 
 A mutant changes one place in a loss or in a function of `pth_exp.losses` that it calls: a sign turned, a sum for a mean, a
-stop-gradient removed, a normaliser removed, a clamp removed or its bound moved. It runs under every setting of the loss's parameters that reaches
-another branch, and is caught if check 4's measurement on its inputs fails under one of them.
+stop-gradient, a normaliser, a clamp or a mask removed. It runs under every setting of the loss's parameters that reaches another
+branch, and is caught if check 4's measurement on its inputs fails under one of them.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def functions(root: Callable[..., Any], skip: frozenset[str] = frozenset({"requi
         if not isinstance(f, types.FunctionType) or not f.__module__.startswith(PACKAGE) or f.__name__ in skip:
             continue
         if found.setdefault(f"{f.__module__}.{f.__name__}", f) is f:
-            open_ += [f.__globals__[n] for n in f.__code__.co_names if n in f.__globals__ and f.__globals__[n] not in found.values()]
+            called = [f.__globals__.get(name) for name in f.__code__.co_names]
+            open_ += [g for g in called if g not in found.values()]
     return list(found.values())
 
 
