@@ -24,7 +24,7 @@ _AT_LEAST: dict[str, float] = {
 }  # fmt: skip
 _ABOVE: dict[str, float] = {
     "temperature": 0, "kl.clamp": 0, "optimizer.eps": 0, "optimizer.max_grad_norm": 0, "arm.cap": 0, "arm.dual_clip": 1,
-    "arm.norm_tokens": 0,
+    "arm.norm_tokens": 0, "arm.floor": 0,
 }  # fmt: skip
 _BELOW: dict[str, float] = {"optimizer.beta1": 1, "optimizer.beta2": 1, "arm.clip_low": 1}
 _WHY = {

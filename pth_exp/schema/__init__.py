@@ -3,6 +3,7 @@
 from pth_exp.schema.arms import (
     BUILTIN_ARMS,
     Arm,
+    AsympoReadingArm,
     PpoClipArm,
     SanArm,
     TisPpoArm,
@@ -56,6 +57,7 @@ __all__ = [
     "Aggregation",
     "ArithmeticTask",
     "Arm",
+    "AsympoReadingArm",
     "ChatTemplate",
     "Config",
     "Correction",

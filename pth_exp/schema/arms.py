@@ -63,7 +63,14 @@ class TisReinforceArm(Arm):
 
 @dataclass
 class SanArm(Arm):
-    """Self-anchored normalisation; it has no parameters."""
+    """Self-anchored normalisation, its variants and its parts; they have no parameters."""
+
+
+@dataclass
+class AsympoReadingArm(Arm):
+    """A reading of ASymPO's abstract."""
+
+    floor: float = spec(1e-6, _SCIENCE, "smallest mean surprisal of a response that its own is divided by", "nats")
 
 
 BUILTIN_ARMS: dict[str, type[Arm]] = {
@@ -72,5 +79,13 @@ BUILTIN_ARMS: dict[str, type[Arm]] = {
     "tis_ppo": TisPpoArm,
     "tis_reinforce": TisReinforceArm,
     "san": SanArm,
+    "san_plus": SanArm,
+    "san_plus_written": SanArm,
+    "san_ref": SanArm,
+    "san_ref_written": SanArm,
+    "seq_norm": SanArm,
+    "seq_gain": SanArm,
+    "token_weights": SanArm,
+    "asympo_reading": AsympoReadingArm,
 }
 """Loss name to the dataclass of the arms that use it; `pth_exp.extensions` adds a user's own."""

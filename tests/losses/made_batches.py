@@ -9,7 +9,10 @@ from pth_exp.losses import TokenBatch
 
 
 def random_rows(seed: int, lengths: list[int], spread: float) -> Written:
-    """Rows with surprisals up to a few nats; ``spread`` is the standard deviation of the log-ratios to old and sampler."""
+    """Rows with surprisals up to a few nats; ``spread`` is the standard deviation of the log-ratios to old and sampler.
+
+    Some of the reference's surprisals are 0.
+    """
     rng = np.random.default_rng(seed)
     logp = [-rng.gamma(0.7, 1.5, n) for n in lengths]
     return Written(
@@ -17,6 +20,7 @@ def random_rows(seed: int, lengths: list[int], spread: float) -> Written:
         advantage=list(rng.normal(0.3, 1.0, len(lengths))),  # not centred: a group's sum would hide errors of scale
         sampler=[r + rng.normal(0, spread, len(r)) for r in logp],
         old=[r + rng.normal(0, spread, len(r)) for r in logp],
+        ref=[np.minimum(r + rng.normal(0, 0.3, len(r)), 0.0) for r in logp],
     )
 
 
@@ -38,7 +42,7 @@ def padded(b: Written, extra: int = 0, filler: float = float("nan"), dtype: torc
 
     mask = torch.tensor([[t < len(r) for t in range(width)] for r in b.logp], dtype=torch.bool).reshape(len(b.logp), width)
     advantage = torch.tensor(b.advantage, dtype=dtype)
-    return TokenBatch(pad(b.logp).requires_grad_(), advantage, mask, pad(b.sampler), pad(b.old), pad(b.old))
+    return TokenBatch(pad(b.logp).requires_grad_(), advantage, mask, pad(b.sampler), pad(b.old), pad(b.ref))
 
 
 def unpadded(values: torch.Tensor, b: Written) -> list[np.ndarray]:

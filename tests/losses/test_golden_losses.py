@@ -94,3 +94,91 @@ def test_san() -> None:
     out = get_loss("san")(TokenBatch(logp, torch.tensor([2.0, -1.0], dtype=F64), mask))
     assert out.loss.item() == pytest.approx((2 - 1) / 2)  # the value is always the advantage
     torch.testing.assert_close(out.token_coef, tensor([[2 / 6, 2 / 6, 1 / 6], [-1 / 2, -1 / 2, 0.0]]) / 2)
+
+
+def sequence_batch(advantage: float = 2.0, certain: float = -1.0) -> TokenBatch:
+    """A = 2: surprisals 1, 2, 6 and the reference's 4, 1, 4: S = 9, mean 3, SAN's weights 1, 1, 1/2 and D = 6.
+
+    And a second response with A = -1, surprisals 1, 1 and the reference's 1, 1.
+    """
+    logp = tensor([[-1.0, -2.0, -6.0], [-1.0, -1.0, NAN]]).requires_grad_()
+    ref = tensor([[-4.0, -1.0, -4.0], [certain, certain, NAN]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    return TokenBatch(logp, torch.tensor([advantage, -1.0], dtype=F64), mask, ref_logp=ref)
+
+
+GOLDEN = {  # value over A and coefficients over A of the first response; the second one's are 1, and 1/2 for each token
+    "san": (1, [1 / 6, 1 / 6, 0.5 / 6]),
+    "seq_norm": (1, [1 / 9, 1 / 9, 1 / 9]),
+    "asympo_reading": (1, [1 / 9, 1 / 9, 1 / 9]),
+    "seq_gain": (9 / 6, [1 / 6, 1 / 6, 1 / 6]),
+    "token_weights": (6 / 9, [1 / 9, 1 / 9, 0.5 / 9]),
+    # a = max(4, 3), max(1, 3), max(4, 3) = 4, 3, 4, in all 11; w = 1, 1, 4/6; sum w l = 1 + 2 + 4 = 7
+    "san_plus": (7 / 11, [1 / 11, 1 / 11, (4 / 6) / 11]),
+    "san_plus_written": (1, [1 / 7, 1 / 7, (4 / 6) / 7]),
+    # w = 1, 1/2, 4/6, in all 13/6; sum w l = 1 + 1 + 4 = 6, S_rob = 36/13; the reference's mean is 3
+    "san_ref": (36 / 13 / 3, [2 / 13, 1 / 13, (4 / 6) * 2 / 13]),
+    "san_ref_written": (1, [1 / 6, 0.5 / 6, (4 / 6) / 6]),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_sequence_losses(name: str) -> None:
+    out = get_loss(name)(sequence_batch())
+    value, coef = GOLDEN[name]
+    assert out.loss.item() == pytest.approx((2 * value - 1) / 2)
+    torch.testing.assert_close(out.token_coef, tensor([[2 * c / 2 for c in coef], [-1 / 2 / 2, -1 / 2 / 2, 0.0]]))
+    assert out.metrics == {}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_sequence_losses_do_not_train_on_equal_rewards(name: str) -> None:
+    out = get_loss(name)(sequence_batch(advantage=0.0))
+    assert torch.equal(out.token_coef[0], torch.zeros(3, dtype=F64))
+
+
+def test_a_reference_that_is_certain_of_every_token() -> None:
+    """l = 1, 1 and l_ref = 0, 0.
+
+    SAN-ref: no token has a weight, value and coefficients are 0, and the response still counts in the mean. SAN+: its anchor is
+    the learner's mean then, a = 1, 1, so that it is SAN: coefficient A/2.
+    """
+    batch = sequence_batch(certain=0.0)
+    for name in ("san_ref", "san_ref_written"):
+        out = get_loss(name)(batch)
+        assert out.loss.item() == pytest.approx(2 * GOLDEN[name][0] / 2)
+        assert out.token_coef[1].tolist() == [0.0, 0.0, 0.0]
+    for name in ("san_plus", "san_plus_written"):
+        torch.testing.assert_close(get_loss(name)(batch).token_coef[1], tensor([[-1 / 2, -1 / 2, 0.0]])[0] / 2)
+
+
+FLOORED = {  # coefficients over A of surprisals 0, 0 and of 1e-7, 2e-7, 6e-7 with SAN's weights 1, 1, 1/2, in units of 1e6
+    "seq_norm": ([1 / 2, 1 / 2], [1 / 3, 1 / 3, 1 / 3]),  # 1 / (1e-6 T)
+    "asympo_reading": ([1 / 2, 1 / 2], [1 / 3, 1 / 3, 1 / 3]),
+    "token_weights": ([1 / 2, 1 / 2], [1 / 3, 1 / 3, 0.5 / 3]),
+    "san": ([1 / 2, 1 / 2], [1 / 2.5, 1 / 2.5, 0.5 / 2.5]),  # 1 / (1e-6 sum w)
+    "seq_gain": ([1 / 2, 1 / 2], [1 / 2.5, 1 / 2.5, 1 / 2.5]),
+    # the reference's surprisals are the learner's: a = max(l, mean) = 3e-7, 3e-7, 6e-7 and w = 1
+    "san_plus": ([1 / 2, 1 / 2], [1 / 3, 1 / 3, 1 / 3]),
+    "san_plus_written": ([1 / 2, 1 / 2], [1 / 3, 1 / 3, 1 / 3]),
+    "san_ref": ([1 / 2, 1 / 2], [1 / 3, 1 / 3, 1 / 3]),
+    "san_ref_written": ([1 / 2, 1 / 2], [1 / 3, 1 / 3, 1 / 3]),
+}
+
+
+@pytest.mark.parametrize("name", FLOORED)
+def test_below_the_floor_as_declared(name: str) -> None:
+    """A mean surprisal below 1e-6 nats divides as 1e-6; a learner certain of every token has a defined, finite gradient."""
+    logp = tensor([[0.0, 0.0, NAN], [-1e-7, -2e-7, -6e-7]])
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    batch = TokenBatch(logp.requires_grad_(), torch.tensor([3.0, 5.0], dtype=F64), mask, ref_logp=logp.detach())
+    certain, nearly = FLOORED[name]
+    expected = tensor([[3 * c for c in certain] + [0.0], [5 * c for c in nearly]]) * 1e6 / 2
+    torch.testing.assert_close(get_loss(name)(batch).token_coef, expected, rtol=1e-12, atol=0)  # in the batch's own precision
+
+
+def test_asympo_readings_floor_is_a_parameter() -> None:
+    """Mean surprisals 3 and 1 over a floor of 2: coefficients 2 / (3 x 3) and -1 / (2 x 2), over two responses."""
+    out = get_loss("asympo_reading", floor=2.0)(sequence_batch())
+    torch.testing.assert_close(out.token_coef, tensor([[2 / 9] * 3, [-1 / 4, -1 / 4, 0.0]]) / 2)
+    assert out.loss.item() == pytest.approx((2 * 1 - 1 / 2) / 2)

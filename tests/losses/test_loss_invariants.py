@@ -8,16 +8,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_batches import padded, random_rows, unpadded, written_batches
-from written_losses import LOSSES, Written, surprisal_derivative
+from written_losses import LOSSES, SEQUENCE, Written, surprisal_derivative
 
 from pth_exp.losses import TokenBatch, Totals, get_loss, loss_names
 
 ALL = sorted(LOSSES)
-AGGREGATED = [(n, how) for n in ALL for how in ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum") if n != "san"]
+TOKEN_LOSSES = [n for n in ALL if "aggregation" in get_loss(n).parameters]
+AGGREGATED = [(n, how) for n in TOKEN_LOSSES for how in ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum")]
 
 
 def test_every_registered_loss_is_tested_here() -> None:
     assert loss_names() == ALL
+
+
+def rows_of(batch: TokenBatch, rows: object, totals: Totals | None = None) -> TokenBatch:
+    fields = ("logp", "advantage", "mask", "sampler_logp", "old_logp", "ref_logp")
+    return TokenBatch(**{f: getattr(batch, f).detach()[rows] for f in fields}, totals=totals)
 
 
 def away_from_kinks(b: Written) -> bool:
@@ -38,18 +44,44 @@ def test_value_and_derivative_are_the_written_equations(name: str, how: str, b: 
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-8)
 
 
+def table_4(name: str, s: np.ndarray, ref: np.ndarray) -> np.ndarray:
+    """The coefficient on every grad l_t over the advantage: equations (1) to (3) differentiated by hand, and Table 4."""
+    own = np.minimum(1, s.mean() / s)  # no surprisal of these batches is 0
+    plus = np.minimum(1, np.maximum(ref, s.mean()) / s)
+    to_ref = np.minimum(1, ref / s)
+    if name in ("san_ref", "san_ref_written") and not to_ref.any():
+        return np.zeros(len(s))
+    match name:
+        case "seq_norm" | "asympo_reading":
+            return np.full(len(s), 1 / s.sum())
+        case "seq_gain":
+            return np.full(len(s), 1 / (own @ s))
+        case "token_weights":
+            return own / s.sum()
+        case "san":
+            np.testing.assert_allclose(own * s, np.minimum(s, s.mean()), rtol=1e-12)  # "capped at the sequence mean"
+            return own / (own @ s)
+        case "san_plus":
+            return plus / np.maximum(ref, s.mean()).sum()
+        case "san_plus_written":
+            return plus / (plus @ s)
+        case "san_ref":
+            return to_ref / to_ref.sum() / max(ref.mean(), 1e-6)
+        case "san_ref_written":
+            return to_ref / (to_ref @ s)
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("name", ["san", *SEQUENCE])
 @settings(max_examples=60, deadline=None)
 @given(b=written_batches())
-def test_sans_coefficient_is_a_w_over_d(b: Written) -> None:
-    """Paper, appendix A: "SAN puts A w_t / D" on every grad l_t, here averaged over the responses that have a token."""
-    coef = unpadded(get_loss("san")(padded(b)).token_coef, b)
+def test_coefficients_are_the_tables_closed_forms(name: str, b: Written) -> None:
+    """Averaged over the responses that have a token."""
+    coef = unpadded(get_loss(name)(padded(b)).token_coef, b)
     responses = sum(len(r) > 0 for r in b.logp)
-    for row, a, got in zip(b.logp, b.advantage, coef, strict=True):
-        if len(row) == 0:
-            continue
-        w = np.minimum(1, -row.mean() / -row)
-        np.testing.assert_allclose(got, a * w / (w * -row).sum() / responses, rtol=1e-10)
-        np.testing.assert_allclose((w * -row), np.minimum(-row, -row.mean()), rtol=1e-12)  # "capped at the sequence mean"
+    for row, ref, a, got in zip(b.logp, b.ref, b.advantage, coef, strict=True):
+        if len(row) and -row.mean() > 1e-6 and (-row).min() > 0:
+            np.testing.assert_allclose(got, a * table_4(name, -row, -ref) / responses, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -79,7 +111,7 @@ def test_padding_changes_nothing(name: str, b: Written, extra: int, empty: int, 
     """Neither the width, nor what stands in the slots, nor rows without a token."""
     plain = get_loss(name)(padded(b, filler=-1.0))
     none = [np.zeros(0)] * empty
-    wider = Written([*b.logp, *none], [*b.advantage, *[np.nan] * empty], [*b.sampler, *none], [*b.old, *none])
+    wider = Written([*b.logp, *none], [*b.advantage, *[np.nan] * empty], [*b.sampler, *none], [*b.old, *none], [*b.ref, *none])
     batch = padded(wider, extra, filler)
     out = get_loss(name)(batch)
     out.loss.backward()
@@ -99,11 +131,7 @@ def test_row_order_changes_nothing(name: str, b: Written, random: object) -> Non
     random.shuffle(order)  # type: ignore[attr-defined]
     batch = padded(b)
     out = get_loss(name)(batch)
-    assert batch.sampler_logp is not None and batch.old_logp is not None
-    moved = TokenBatch(
-        batch.logp.detach()[order], batch.advantage[order], batch.mask[order], batch.sampler_logp[order], batch.old_logp[order]
-    )
-    shuffled = get_loss(name)(moved)
+    shuffled = get_loss(name)(rows_of(batch, order))
     assert shuffled.loss.item() == pytest.approx(out.loss.item(), rel=1e-12, abs=1e-15)
     torch.testing.assert_close(shuffled.token_coef, out.token_coef[order], rtol=1e-12, atol=1e-15)
 
@@ -117,8 +145,7 @@ def test_parts_add_up_to_the_whole_batch(name: str, b: Written, ranks: list[int]
     whole, loss, metrics = get_loss(name)(batch), 0.0, dict.fromkeys(get_loss(name)(batch).metrics, 0.0)
     for rank in range(3):
         rows = torch.tensor(ranks[: len(b.logp)]) == rank
-        fields = {f: getattr(batch, f)[rows] for f in ("advantage", "mask", "sampler_logp", "old_logp", "ref_logp")}
-        out = get_loss(name)(TokenBatch(batch.logp.detach()[rows], **fields, totals=Totals.of(batch.mask)))
+        out = get_loss(name)(rows_of(batch, rows, Totals.of(batch.mask)))
         torch.testing.assert_close(out.token_coef, whole.token_coef[rows], rtol=1e-12, atol=1e-15)
         loss += out.loss.item()
         metrics = {key: value + out.metrics[key] for key, value in metrics.items()}
@@ -132,10 +159,8 @@ def test_log_ratios_of_50_stay_finite(name: str, dtype: torch.dtype) -> None:
     logp = torch.tensor([[-60.0, -1.0], [-60.0, -1.0]], dtype=dtype, requires_grad=True)
     other = torch.tensor([[-10.0, -51.0], [-10.0, -51.0]], dtype=dtype)  # log-ratios -50 and 50
     mask = torch.ones(2, 2, dtype=torch.bool)
-    out = get_loss(name)(TokenBatch(logp, torch.tensor([1.0, -1.0], dtype=dtype), mask, other, other))
-    assert torch.isfinite(out.loss) and torch.isfinite(out.token_coef).all()
-    if name != "san":
-        out = get_loss(name)(TokenBatch(logp, torch.tensor([-1.0, -1.0], dtype=dtype), mask, other, other))
+    for advantages in ([1.0, -1.0], [-1.0, -1.0]):
+        out = get_loss(name)(TokenBatch(logp, torch.tensor(advantages, dtype=dtype), mask, other, other, other))
         assert torch.isfinite(out.loss) and torch.isfinite(out.token_coef).all()
 
 
@@ -149,7 +174,7 @@ def test_equal_rewards_give_no_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_batch_without_any_token_has_loss_zero(name: str) -> None:
-    batch = padded(Written([np.zeros(0)] * 2, [1.0, -1.0], [np.zeros(0)] * 2, [np.zeros(0)] * 2), extra=3)
+    batch = padded(Written([np.zeros(0)] * 2, [1.0, -1.0], *[[np.zeros(0)] * 2] * 3), extra=3)
     out = get_loss(name)(batch)
     assert out.loss.item() == 0.0
     assert torch.equal(out.token_coef, torch.zeros(2, 3, dtype=torch.float64))
@@ -160,14 +185,15 @@ def test_tokens_the_learner_is_certain_of_give_finite_coefficients(name: str) ->
     """Zero surprisal, and a log-probability that rounding has left above 0."""
     for level in (0.0, 2e-9):
         certain = [np.full(3, level), np.array([level, -1.0]), np.array([level, 0.0, 0.0])]
-        out = get_loss(name)(padded(Written(certain, [1.0, -2.0, 0.5], certain, certain)))
-        assert torch.isfinite(out.loss) and torch.isfinite(out.token_coef).all()
+        for reference in (certain, [np.full(len(r), -1.0) for r in certain]):
+            out = get_loss(name)(padded(Written(certain, [1.0, -2.0, 0.5], certain, certain, reference)))
+            assert torch.isfinite(out.loss) and torch.isfinite(out.token_coef).all()
 
 
 def test_san_below_the_floor_is_as_declared() -> None:
     """The coefficient is A w_t / (sum w x 1e-6): all surprisals 0, so w = 1; and 1, 2, 6 times 1e-7, so w = 1, 1, 1/2."""
     rows = [np.zeros(3), -1e-7 * np.array([1.0, 2.0, 6.0])]
-    out = get_loss("san")(padded(Written(rows, [3.0, 5.0], rows, rows)))
+    out = get_loss("san")(padded(Written(rows, [3.0, 5.0], rows, rows, rows)))
     expected = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [1 / 2.5, 1 / 2.5, 0.5 / 2.5]], dtype=torch.float64) / 1e-6
     torch.testing.assert_close(out.token_coef, expected * torch.tensor([[3.0], [5.0]]) / 2)
     assert out.loss.item() == pytest.approx(5 * (6e-7 / 2.5) / 1e-6 / 2)  # sum w l = 1e-7 (1 + 2 + 3)
@@ -181,6 +207,7 @@ def test_san_below_the_floor_is_as_declared() -> None:
         ("tis_ppo", "old_logp"),
         ("tis_ppo", "sampler_logp"),
         ("tis_reinforce", "sampler_logp"),
+        *((n, "ref_logp") for n in ("san_plus", "san_plus_written", "san_ref", "san_ref_written")),
     ],
 )
 def test_a_missing_log_probability_is_an_error_that_names_it(name: str, field: str) -> None:
@@ -190,7 +217,8 @@ def test_a_missing_log_probability_is_an_error_that_names_it(name: str, field: s
 
 
 @pytest.mark.parametrize(
-    ("name", "field"), [("ppo_clip", "old_logp"), ("tis_ppo", "sampler_logp"), ("tis_reinforce", "sampler_logp")]
+    ("name", "field"),
+    [("ppo_clip", "old_logp"), ("tis_ppo", "sampler_logp"), ("tis_reinforce", "sampler_logp"), ("san_ref", "ref_logp")],
 )
 def test_a_log_probability_missing_at_one_token_is_not_taken_for_a_number(name: str, field: str) -> None:
     batch = padded(random_rows(0, [2, 3], 0.3))
@@ -198,10 +226,30 @@ def test_a_log_probability_missing_at_one_token_is_not_taken_for_a_number(name: 
     assert torch.isnan(get_loss(name)(batch).loss)
 
 
-def test_san_reads_nothing_of_the_sampler() -> None:
+@pytest.mark.parametrize("name", ["san", *SEQUENCE])
+def test_behaviour_free_losses_read_nothing_of_the_sampler(name: str) -> None:
     batch = padded(random_rows(3, [4, 2], 1.0))
-    alone = TokenBatch(batch.logp, batch.advantage, batch.mask)
-    assert torch.equal(get_loss("san")(alone).token_coef, get_loss("san")(batch).token_coef)
+    alone = TokenBatch(batch.logp, batch.advantage, batch.mask, ref_logp=batch.ref_logp)
+    assert torch.equal(get_loss(name)(alone).token_coef, get_loss(name)(batch).token_coef)
+
+
+@settings(max_examples=40, deadline=None)
+@given(b=written_batches())
+def test_san_refs_two_forms_agree_exactly_with_the_learner_at_its_reference_and_only_there(b: Written) -> None:
+    """With l = l_ref all weights are 1 and S_rob is the reference's mean: the same numbers, to the bit."""
+    at = padded(dataclasses.replace(b, ref=b.logp))
+    implemented, written = get_loss("san_ref")(at), get_loss("san_ref_written")(at)
+    assert torch.equal(implemented.loss, written.loss)
+    assert torch.equal(implemented.token_coef, written.token_coef)
+    away = padded(dataclasses.replace(b, ref=[r - 0.5 for r in b.logp]))  # w = 1 still, and the reference's mean is not S
+    if away.mask.any():
+        coefs = [get_loss(n)(away).token_coef.norm() for n in ("san_ref", "san_ref_written")]
+        assert coefs[0] < 0.999 * coefs[1]
+
+
+def test_asympo_readings_gradient_is_seq_norms() -> None:
+    batch = padded(random_rows(4, [5, 1, 9], 0.5))
+    torch.testing.assert_close(get_loss("asympo_reading")(batch).token_coef, get_loss("seq_norm")(batch).token_coef)
 
 
 @pytest.mark.parametrize(

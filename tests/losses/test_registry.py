@@ -25,13 +25,14 @@ def test_every_arm_of_the_schema_has_a_loss() -> None:
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
-        ("ppo", {}, "'ppo' is not known; known are grpo, ppo_clip"),
+        ("ppo", {}, "'ppo' is not known; known are asympo_reading, grpo, ppo_clip"),
         ("san", {"cap": 2.0}, "'san' has no parameter 'cap'; its parameters: none"),
         ("tis_reinforce", {"clip_low": 0.2}, "no parameter 'clip_low'; its parameters: cap, aggregation, norm_tokens"),
         ("tis_reinforce", {"cap": 0.0}, "cap is 0.0"),
         ("tis_ppo", {"cap": -1.0}, "cap is -1.0"),
         ("tis_ppo", {"cap": "two"}, "'tis_ppo'"),
         ("ppo_clip", {"clip_low": 1.0}, "clip_low is 1.0"),
+        ("asympo_reading", {"floor": 0.0}, "floor is 0.0"),
         ("grpo", {"clip_high": -0.1}, "clip_high is -0.1"),
         ("grpo", {"clip_high": float("nan")}, "clip_high is nan"),
         ("ppo_clip", {"dual_clip": 1.0}, "dual_clip is 1.0"),

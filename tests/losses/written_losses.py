@@ -20,6 +20,7 @@ class Written:
     advantage: Sequence[float]
     sampler: Rows
     old: Rows
+    ref: Rows
 
 
 def aggregated(terms: Rows, how: str) -> float:
@@ -77,12 +78,66 @@ def san(b: Written, frozen: Rows) -> float:
     return float(np.mean(values)) if values else 0.0
 
 
+def responses(b: Written, frozen: Rows, value: Callable[..., float]) -> float:
+    """Mean of ``value(surprisal, the same held fixed, the reference's)`` times the advantage over the responses with a token."""
+    rows = [(a, -lp, -f, -r) for a, lp, f, r in zip(b.advantage, b.logp, frozen, b.ref, strict=True) if len(lp)]
+    return float(np.mean([a * value(*rest) for a, *rest in rows])) if rows else 0.0
+
+
+def capped(fixed: np.ndarray, anchor: np.ndarray) -> np.ndarray:
+    return np.array([min(1.0, a / s) if s > 0 else 1.0 for s, a in zip(fixed, anchor, strict=True)])
+
+
+def own(s: np.ndarray) -> np.ndarray:
+    return np.full(len(s), s.mean())
+
+
+def robust_over_itself(live: np.ndarray, fixed: np.ndarray, w: np.ndarray) -> float:
+    return float((w @ live / w.sum()) / max(w @ fixed / w.sum(), 1e-6)) if w.sum() else 0.0
+
+
+def san_plus(live: np.ndarray, s: np.ndarray, ref: np.ndarray) -> float:
+    a = np.maximum(ref, s.mean())
+    return float(capped(s, a) @ live / max(a.sum(), 1e-6 * len(live)))
+
+
+def san_ref(live: np.ndarray, s: np.ndarray, ref: np.ndarray) -> float:
+    w = capped(s, ref)
+    return float(w @ live / w.sum() / max(ref.mean(), 1e-6)) if w.sum() else 0.0
+
+
+def seq_gain(live: np.ndarray, s: np.ndarray, ref: np.ndarray) -> float:
+    w = capped(s, own(s))
+    return float(live.sum() / max(w @ s, 1e-6 * w.sum()))
+
+
+def seq_norm(live: np.ndarray, s: np.ndarray, ref: np.ndarray) -> float:
+    return float(live.sum() / max(s.sum(), 1e-6 * len(live)))
+
+
+SEQUENCE: dict[str, Callable[..., float]] = {
+    "san_plus": san_plus,
+    "san_plus_written": lambda live, s, ref: robust_over_itself(live, s, capped(s, np.maximum(ref, s.mean()))),
+    "san_ref": san_ref,
+    "san_ref_written": lambda live, s, ref: robust_over_itself(live, s, capped(s, ref)),
+    "seq_norm": seq_norm,
+    "asympo_reading": seq_norm,
+    "seq_gain": seq_gain,
+    "token_weights": lambda live, s, ref: float(capped(s, own(s)) @ live / max(s.sum(), 1e-6 * len(live))),
+}
+
+
+def sequence_loss(name: str) -> Callable[[Written, Rows], float]:
+    return lambda b, frozen: responses(b, frozen, SEQUENCE[name])
+
+
 LOSSES: dict[str, Callable[..., float]] = {
     "grpo": ppo_clip,
     "ppo_clip": ppo_clip,
     "tis_ppo": tis_ppo,
     "tis_reinforce": tis_reinforce,
     "san": san,
+    **{name: sequence_loss(name) for name in SEQUENCE},
 }
 
 
