@@ -194,7 +194,15 @@ def _inputs(frozen: FrozenRun) -> Iterator[tuple[str, str, str]]:
 # --------------------------------------------------------------------------------------------------------------- files
 
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_Dumper: Any = type("_Dumper", (getattr(yaml, "CSafeDumper", yaml.SafeDumper),), {})
+
+
+def _text_as_written(dumper: Any, text: str) -> Any:
+    """Several lines stand as lines, so that an arm's equation can be read in a frozen file."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text_as_written)
 
 
 def dump(content: Any) -> bytes:

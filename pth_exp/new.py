@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pth_exp.losses import TokenBatch, register
+from pth_exp.losses import TokenBatch, aggregate, register
 from pth_exp.schema import Arm, Role, spec
 
 ARMS: dict[str, type[Arm]] = {}
@@ -39,12 +39,11 @@ class {cls}(Arm):
 def {name}(batch: TokenBatch, *, scale: float = 1.0) -> tuple[Tensor, Mapping[str, Tensor]]:
     """REINFORCE without a correction for the sampler's lag.
 
-    The equation: loss = mean over responses of  scale * A * sum_t l_t,  with l_t = -log pi_theta(y_t).
-    ``logp`` and ``mask`` are [B, T], ``advantage`` is [B]; slots outside the mask hold zeros. Returns the loss and its metrics.
+    The equation stands in conf/arm/{name}.yaml. ``logp`` and ``mask`` are [B, T], ``advantage`` is [B]; slots outside the mask
+    hold zeros. ``totals`` are those of the whole batch where this is a part of it. Returns the loss and its metrics.
     """
-    surprisal = -batch.logp * batch.mask
-    loss = scale * batch.advantage * surprisal.sum(dim=1)
-    return loss.mean(), {{}}
+    terms = scale * batch.advantage[:, None] * -batch.logp
+    return aggregate(terms, batch.mask, "seq_mean_token_sum", totals=batch.totals), {{}}
 
 
 ARMS["{name}"] = {cls}
@@ -52,16 +51,16 @@ ARMS["{name}"] = {cls}
 
 OPTION = """# An arm of this study: choose it with arm={name}.
 #
-#   loss = mean over responses of  scale * A * sum_t l_t,   l_t = -log pi_theta(y_t)
-#
-# There is no ratio, and no correction for the sampler's lag; check 1 holds the arm to `correction`.
+# There is no ratio, and no correction for the sampler's lag; check 1 holds the arm to `correction`, check 4 to `equation`.
 defaults:
   - /schema/arm/{name}@_here_
   - _self_
 name: {name}
 loss: {name}
 label: {name}
-equation: "scale * A * sum_t l_t, mean over responses"
+equation: |  # what the loss is, in the language of pth_exp/equations/; shown by pth equations {name}
+  l = -logp
+  loss = mean(scale * A * sum(l))
 correction: none       # none, ratio, weight or behaviour_free
 """
 

@@ -56,6 +56,7 @@ def _objections(config: Config) -> Iterator[Objection]:
         )
     yield from _needs(config)
     yield from _aggregations(config)
+    yield from _equation(config.arm)
     yield from _sizes(config)
 
 
@@ -110,6 +111,33 @@ def _aggregations(config: Config) -> Iterator[Objection]:
             "kl.aggregation", constant, "a constant divisor of the penalty does nothing but rescale kl.coef",
             "set kl.aggregation=seq_mean_token_sum, and kl.coef to what it is divided by the constant",
         )  # fmt: skip
+
+
+def _equation(arm: schema.Arm) -> Iterator[Objection]:
+    """What check 4 could not evaluate, or what the stack would not hand to the loss."""
+    if arm.equation is None:
+        return
+    from pth_exp.equations import EquationError, parse  # numpy is imported only where a sweep is composed
+    from pth_exp.equations.references import REFERENCES
+
+    parameters = arm.parameters()
+    try:
+        equation = parse(arm.equation, parameters)
+    except EquationError as error:
+        place = "" if error.line is None else f"line {error.line}, column {error.column}: "
+        yield Objection("arm.equation", "", f"{place}{error.what}", error.remedy)
+        return
+    if equation.reference is not None and equation.reference not in REFERENCES:
+        known = ", ".join(sorted(REFERENCES)) or "none"
+        yield Objection("arm.equation", "", f"no reference {equation.reference!r} is registered", f"known are: {known}")
+    for name in sorted(equation.parameters - {"aggregation"}):
+        if isinstance(parameters[name], str):
+            why = f"{equation.place(name)}: reads {name}, and arm.{name}={parameters[name]} is not a number"
+            yield Objection("arm.equation", "", why, "write one equation for each choice, each in an arm of its own")
+    for name, declared in {"ref_logp": "needs_reference", "sampler_logp": "needs_sampler_logp"}.items():
+        if name in equation.inputs and not getattr(arm, declared):
+            why = f"{equation.place(name)}: reads {name}, and arm.{declared}=false"
+            yield Objection("arm.equation", "", why, f"set {declared}: true in the arm, or write an equation without {name}")
 
 
 def _sizes(config: Config) -> Iterator[Objection]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -108,3 +109,15 @@ class Equation:
     inputs: frozenset[str]
     parameters: frozenset[str]
     reference: str | None = None
+
+    def place(self, name: str) -> str:
+        """Where an input or a parameter is first read: ``line 2, column 5``."""
+        found = next(n for b in self.bindings for n in _nodes(b.expression) if isinstance(n, Name) and n.name == name)
+        return f"line {found.line}, column {found.column}"
+
+
+def _nodes(node: Node) -> Iterator[Node]:
+    yield node
+    if isinstance(node, Apply):
+        for inner in node.args:
+            yield from _nodes(inner)

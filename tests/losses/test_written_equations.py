@@ -1,0 +1,82 @@
+"""Each arm's equation, as its YAML carries it, against the losses as written in numpy and against the loss that trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_batches import padded, unpadded, written_batches
+from written_losses import LOSSES, Written
+
+import pth_exp.conf
+from pth_exp import schema
+from pth_exp.equations import Evaluation, WrittenBatch, evaluate, parse, penalty_equation
+from pth_exp.losses import get_loss, kl_penalty
+
+AGGREGATIONS = list(schema.Aggregation)
+
+
+def arm_of(name: str) -> tuple[str, dict[str, Any]]:
+    """Equation and default parameters."""
+    values = yaml.safe_load((Path(str(pth_exp.conf.__file__)).parent / "arm" / f"{name}.yaml").read_text())
+    arm = schema.BUILTIN_ARMS[values["loss"]](name=name, loss=values["loss"])
+    return values["equation"], {**arm.parameters(), "norm_tokens": 5.0} if "norm_tokens" in arm.parameters() else arm.parameters()
+
+
+def evaluated(text: str, b: Written, parameters: dict[str, Any]) -> Evaluation:
+    rows = (b.logp, b.sampler, b.old, b.old)
+    batch = WrittenBatch([len(r) for r in b.logp], b.advantage, *(np.concatenate(r) for r in rows))
+    return evaluate(parse(text, parameters), batch, parameters)
+
+
+CASES = [(name, how) for name in sorted(LOSSES) for how in (AGGREGATIONS if "aggregation" in arm_of(name)[1] else [None])]
+
+
+@pytest.mark.parametrize(("name", "how"), CASES)
+@settings(max_examples=40, deadline=None)
+@given(b=written_batches())
+def test_the_equation_is_the_loss(name: str, how: schema.Aggregation | None, b: Written) -> None:
+    text, parameters = arm_of(name)
+    parameters |= {} if how is None else {"aggregation": how}
+    got = evaluated(text, b, parameters)
+    out = get_loss(name, **parameters)(padded(b))
+    assert got.value == pytest.approx(out.loss.item(), rel=1e-10, abs=1e-12)
+    np.testing.assert_allclose(got.gradient, -np.concatenate(unpadded(out.token_coef, b)), rtol=1e-10, atol=1e-13)
+    if how is None or how is not schema.Aggregation.seq_mean_token_sum_norm:
+        written = LOSSES[name](b, b.logp, *([how] if how else []))
+        assert got.value == pytest.approx(written, rel=1e-10, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", [n for n in sorted(LOSSES) if "dual_clip" in arm_of(n)[1]])
+@settings(max_examples=20, deadline=None)
+@given(b=written_batches())
+def test_without_the_dual_clip(name: str, b: Written) -> None:
+    text, parameters = arm_of(name)
+    parameters |= {"dual_clip": None}
+    out = get_loss(name, **parameters)(padded(b))
+    got = evaluated(text, b, parameters)
+    assert got.value == pytest.approx(out.loss.item(), rel=1e-10, abs=1e-12)
+    np.testing.assert_allclose(got.gradient, -np.concatenate(unpadded(out.token_coef, b)), rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("estimator", list(schema.KlEstimator))
+@pytest.mark.parametrize("clamp", [None, 0.5, 10.0])
+@settings(max_examples=20, deadline=None)
+@given(b=written_batches(), how=st.sampled_from(AGGREGATIONS[:3]), shift=st.sampled_from([0.0, 11.0, -25.0]))
+def test_the_penalty_s_equation_is_the_penalty(
+    estimator: str, clamp: float | None, b: Written, how: schema.Aggregation, shift: float
+) -> None:
+    moved = Written(b.logp, b.advantage, b.sampler, [row + shift for row in b.old])
+    batch = padded(moved)
+    assert batch.ref_logp is not None
+    value = kl_penalty(batch.logp, batch.ref_logp, batch.mask, estimator, clamp, how)
+    (gradient,) = torch.autograd.grad(value, batch.logp)
+    got = evaluated(penalty_equation(estimator).text, moved, {"clamp": clamp, "aggregation": how})
+    assert got.value == pytest.approx(value.item(), rel=1e-10, abs=1e-12)
+    np.testing.assert_allclose(got.gradient, np.concatenate(unpadded(gradient, b)), rtol=1e-10, atol=1e-13)
