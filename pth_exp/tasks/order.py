@@ -1,9 +1,14 @@
-"""The order in which prompts are drawn: the same permutations as verl's, on every stack."""
+"""The order in which prompts are drawn, the same permutations as verl's on every stack, and the fixed evaluation subset."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torchdata.stateful_dataloader.sampler import RandomSampler
+
+from pth_exp.tasks.base import Problem
 
 
 class PromptOrder:
@@ -46,3 +51,11 @@ class PromptOrder:
             self._generator.manual_seed(self._seed)
         self._sampler = RandomSampler(range(self._n), generator=self._generator)
         self._epoch = -1
+
+
+def evaluation_subset(problems: Sequence[Problem], size: int, seed: int) -> list[Problem]:
+    """``size`` problems chosen by ``seed``, in the order of the split; all of them when it has no more."""
+    if size >= len(problems):
+        return list(problems)
+    chosen = np.random.Generator(np.random.Philox(seed)).choice(len(problems), size, replace=False)
+    return [problems[i] for i in sorted(chosen.tolist())]

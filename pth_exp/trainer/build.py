@@ -9,7 +9,6 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from pth_exp.models.load import load_policy, special_tokens
 from pth_exp.probes import Shadow
 from pth_exp.schema import Advantage, Arm, Config, Reference, TrainerStack
 from pth_exp.tasks import Problem, Split, Task, load_task
-from pth_exp.tasks.order import PromptOrder
+from pth_exp.tasks.order import PromptOrder, evaluation_subset
 from pth_exp.tasks.prompts import prompt_id, render
 from pth_exp.trainer.learner import Learner
 from pth_exp.trainer.optimizer import MasterOptimizer
@@ -53,6 +52,11 @@ class Run:
     sampler: Sampler
     shadows: Sequence[Shadow]
     initial_seed: int
+
+    @property
+    def arm(self) -> Shadow:
+        """The arm that trains, as the probes take it."""
+        return Shadow(self.config.arm.name, self.learner.loss, self.learner.old_policy, self.advantages)
 
     def prompt(self, problem: Problem) -> Prompt:
         tokens = render(problem, self.tokenizer, self.config.task, self.config.max_prompt_tokens)
@@ -99,7 +103,7 @@ def build(config: Config) -> Run:
         tokenizer=tokenizer,
         problems=problems,
         order=PromptOrder(len(problems), config.prompts_per_update, config.seeds.data),
-        evaluation=_subset(test, config.validation.problems, config.seeds.eval),
+        evaluation=evaluation_subset(test, config.validation.problems, config.seeds.eval),
         advantages=_advantages(config.arm),
         loss=loss,
         learner=Learner(
@@ -114,12 +118,13 @@ def build(config: Config) -> Run:
             activations=stack.activations,
         ),
         sampler=Sampler(policy, special.eos, config.max_response_tokens, stack.sampler_rows, config.seeds.sampling),
-        shadows=[_shadow(name, arm) for name, arm in config.probe.shadows.items()],
+        shadows=[bind(name, arm) for name, arm in config.probe.shadows.items()],
         initial_seed=initial_seed,
     )
 
 
-def _shadow(name: str, arm: Arm) -> Shadow:
+def bind(name: str, arm: Arm) -> Shadow:
+    """An arm with its loss, as the probes take it."""
     return Shadow(name, get_loss(arm.loss, **arm.parameters()), arm.old_policy, _advantages(arm))
 
 
@@ -181,11 +186,3 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"stack.device={name}: {torch.cuda.device_count()} GPUs are visible; use stack.device=auto or cpu")
     return device
-
-
-def _subset(problems: Sequence[Problem], size: int, seed: int) -> list[Problem]:
-    """``size`` problems chosen by ``seed``, in the order of the split; all of them when it has no more."""
-    if size >= len(problems):
-        return list(problems)
-    chosen = np.random.Generator(np.random.Philox(seed)).choice(len(problems), size, replace=False)
-    return [problems[i] for i in sorted(chosen.tolist())]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pth_exp.probes.weights import fingerprint
 from pth_exp.records.writer import RunRecorder
 from pth_exp.schema import Config
 from pth_exp.staleness.queue import ReplayQueue
@@ -18,7 +19,6 @@ from pth_exp.tasks.cut import cut_response
 from pth_exp.trainer import rows
 from pth_exp.trainer.build import Run, build, received
 from pth_exp.trainer.checkpoint import CheckpointStore
-from pth_exp.trainer.fingerprint import fingerprint
 from pth_exp.trainer.learner import Clock
 from pth_exp.trainer.rollout import Rollout, pad_rows
 from pth_exp.trainer.sampler import greedy
@@ -82,7 +82,7 @@ def run(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: C
             clock.lap("validate")
 
         # Record.
-        row = rows.update_row(update, trained, drawn, parts, weights_before, report)
+        row = rows.update_row(update, trained, drawn, parts.arm, parts.shadows, learner.optimizer.lr, weights_before, report)
         batch_row = rows.batch_row(update, trained, drawn, report)
         clock.lap("probe")
         recorder.batch(batch_row)

@@ -7,17 +7,23 @@ from typing import Any
 
 import torch
 
-from pth_exp.probes import batch_id, generation_id, probe_update, ratio_histogram, shadow_pairs
-from pth_exp.trainer.build import Run
+from pth_exp.probes import Shadow, batch_id, generation_id, probe_update, ratio_histogram, shadow_pairs
 from pth_exp.trainer.learner import UpdateReport
 from pth_exp.trainer.rollout import Rollout
 
 
 def update_row(
-    update: int, trained: Rollout, drawn: Sequence[Rollout], parts: Run, weights_before: str, report: UpdateReport
+    update: int,
+    trained: Rollout,
+    drawn: Sequence[Rollout],
+    arm: Shadow,
+    shadows: Sequence[Shadow],
+    lr: float,
+    weights_before: str,
+    report: UpdateReport,
 ) -> dict[str, Any]:
     """The row of ``updates`` without its timings; losses and norms are means over the batch's optimiser steps."""
-    learner, steps = parts.learner, report.steps
+    steps = report.steps
     first = steps[0]
     kl_losses = [step.kl_loss for step in steps if step.kl_loss is not None]
     return {
@@ -34,13 +40,11 @@ def update_row(
         "actor/kl_loss": _mean(kl_losses) if kl_losses else None,
         "actor/grad_norm": _mean([step.grad_norm for step in steps]),
         "actor/grad_clipped": any(step.clipped for step in steps),
-        "actor/lr": learner.optimizer.lr,
+        "actor/lr": lr,
         "response_length/mean": float(trained.lengths.double().mean()),
         "response_length/clip_ratio": float(trained.truncated.double().mean()),
-        **probe_update(learner.loss, first.batch, [step.output for step in steps], learner.old_policy),
-        "shadow/pairs": shadow_pairs(
-            parts.config.arm.name, first.batch, first.output.token_coef, parts.shadows, trained.rewards, trained.group
-        ),
+        **probe_update(arm.loss, first.batch, [step.output for step in steps], arm.old_policy),
+        "shadow/pairs": shadow_pairs(arm.name, first.batch, first.output.token_coef, shadows, trained.rewards, trained.group),
     }
 
 

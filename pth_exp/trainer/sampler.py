@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pth_exp.trainer.fingerprint import fingerprint
+from pth_exp.probes.weights import fingerprint
 from pth_exp.trainer.policy import Policy
 from pth_exp.trainer.rollout import Prompt, Response
 

@@ -1,7 +1,6 @@
 """verl on a CPU: a platform, registered through verl's entry point ``verl.plugins`` and only when asked for.
 
-verl loads this module whenever it is imported. Without ``PTH_VERL_CPU=1`` it does nothing, and a machine with GPUs is as verl finds
-it.
+verl loads this module whenever it is imported itself. Without ``PTH_VERL_CPU=1`` that does nothing.
 """
 
 from __future__ import annotations

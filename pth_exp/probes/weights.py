@@ -1,8 +1,9 @@
-"""A fingerprint of weights: equal exactly when every bit of every parameter is."""
+"""A fingerprint of weights: equal exactly when every bit of every parameter is, whichever engine holds them."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +15,25 @@ _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int
 
 
 def fingerprint(model: nn.Module) -> str:
-    """16 hex digits made from every bit of every parameter, with the parameters' names, shapes and types.
+    """The fingerprint of a model's own parameters."""
+    return fingerprint_of(model.named_parameters())
+
+
+def fingerprint_of(parameters: Iterable[tuple[str, Tensor]]) -> str:
+    """16 hex digits made from every bit of every parameter, with the parameters' names, shapes and types; their order is free.
 
     Each parameter is reduced where it lives to two 64-bit sums, in which every element has an odd weight made from its
     position. Integer arithmetic modulo 2^64 is exact, so the result depends neither on the device nor on the order of
     summation, and as an odd weight is invertible, no change of a single element can leave the first sum as it was.
     """
+    sums = {
+        f"{name} {tuple(parameter.shape)} {parameter.dtype}\n": _weighted_sums(parameter.detach().reshape(-1))
+        for name, parameter in parameters
+    }
     digest = hashlib.blake2b(digest_size=8)
-    sums = []
-    for name, parameter in model.named_parameters():
-        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
-        sums.append(_weighted_sums(parameter.detach().reshape(-1)))
-    digest.update(torch.stack(sums).cpu().numpy().tobytes())
+    for described in sorted(sums):
+        digest.update(described.encode())
+    digest.update(torch.stack([sums[described] for described in sorted(sums)]).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pth_exp.trainer.fingerprint import fingerprint
+from pth_exp.probes.weights import fingerprint, fingerprint_of
 
 
 def module(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -52,5 +52,12 @@ def test_names_shapes_and_types_count() -> None:
 
 def test_blocks_do_not_show(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     whole = fingerprint(module())
-    monkeypatch.setattr("pth_exp.trainer.fingerprint._BLOCK", 4)
+    monkeypatch.setattr("pth_exp.probes.weights._BLOCK", 4)
     assert fingerprint(module()) == whole
+
+
+def test_order_of_parameters_is_free_and_names_are_not() -> None:
+    named = list(module().named_parameters())
+    assert fingerprint_of(reversed(named)) == fingerprint_of(named) == fingerprint(module())
+    first, *rest = named
+    assert fingerprint_of([("other", first[1]), *rest]) != fingerprint_of(named)
