@@ -12,6 +12,7 @@ from pth_exp import __version__
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("pth_exp.run:main", "compose, freeze, check and train every run of a sweep"),
     "check": ("pth_exp.report.check:main", "what a sweep measured: verdicts, evidence, accuracy, a picture"),
+    "equations": ("pth_exp.report.equations:main", "what each arm's loss is, as written: pth equations [ARM ...] [--latex]"),
     "diff": ("pth_exp.report.diff:main", "what differs between runs, and what was meant to"),
     "status": ("pth_exp.status:main", "where each run of a sweep stands"),
     "list": ("pth_exp.status:list_main", "which sweeps there are"),

@@ -6,6 +6,7 @@ from pth_exp.equations.nodes import Equation, EquationError
 from pth_exp.equations.parser import parse
 from pth_exp.equations.penalty import penalty_equation
 from pth_exp.equations.references import reference
+from pth_exp.equations.rendering import latex, readable
 
 __all__ = [
     "Equation",
@@ -13,7 +14,9 @@ __all__ = [
     "Evaluation",
     "WrittenBatch",
     "evaluate",
+    "latex",
     "parse",
     "penalty_equation",
+    "readable",
     "reference",
 ]
