@@ -6,14 +6,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WrittenBatch:
-    """A batch without padding: the tokens of all responses in one row, response after response. Read as float64.
+    """A batch without padding: the tokens of all responses in one row, response after response. Kept in float64.
 
     Attributes:
         lengths: [B] number of tokens of each response; a response may have none.
@@ -26,12 +26,12 @@ class WrittenBatch:
     Raises ``ValueError`` for arrays whose sizes do not belong together.
     """
 
-    lengths: ArrayLike
-    advantage: ArrayLike
-    logp: ArrayLike
-    sampler_logp: ArrayLike | None = None
-    old_logp: ArrayLike | None = None
-    ref_logp: ArrayLike | None = None
+    lengths: Array
+    advantage: Array
+    logp: Array
+    sampler_logp: Array | None = None
+    old_logp: Array | None = None
+    ref_logp: Array | None = None
 
     def __post_init__(self) -> None:
         lengths = np.asarray(self.lengths)

@@ -33,8 +33,7 @@ def evaluate(equation: Equation, batch: WrittenBatch, parameters: Mapping[str, A
             known = ", ".join(sorted(REFERENCES)) or "none"
             raise EquationError(f"reference {equation.reference!r} is not registered{hint}", f"known are: {known}")
         return REFERENCES[equation.reference](batch, parameters)
-    logp = np.asarray(batch.logp)
-    if logp.size == 0:
+    if batch.logp.size == 0:
         return Evaluation(0.0, np.zeros(0))
     with np.errstate(all="ignore"):  # a branch that is not taken may be anything
         evaluator = _Evaluator(batch, parameters)
@@ -56,19 +55,18 @@ class _Value:
 
 class _Evaluator:
     def __init__(self, batch: WrittenBatch, parameters: Mapping[str, Any]) -> None:
-        lengths = np.asarray(batch.lengths)
         self._batch = batch
-        self._present = lengths > 0
         self._parameters = parameters
-        self._lengths = lengths[self._present]
-        responses = len(self._lengths)
+        self._present = batch.lengths > 0
+        lengths = batch.lengths[self._present]
+        responses = len(lengths)
         # for each rung: where the groups of the next rung begin, to which group each element belongs, sizes of the groups
-        self._starts = {Rung.token: np.cumsum(self._lengths) - self._lengths, Rung.response: np.zeros(1, dtype=np.int64)}
+        self._starts = {Rung.token: np.cumsum(lengths) - lengths, Rung.response: np.zeros(1, dtype=np.int64)}
         self._member = {
-            Rung.token: np.repeat(np.arange(responses), self._lengths),
+            Rung.token: np.repeat(np.arange(responses), lengths),
             Rung.response: np.zeros(responses, dtype=np.int64),
         }
-        self._sizes = {Rung.token: self._lengths, Rung.response: np.array([responses])}
+        self._sizes = {Rung.token: lengths, Rung.response: np.array([responses])}
         self._tape: list[_Value] = []
         self._named: dict[str, _Value] = {}
 
@@ -87,7 +85,7 @@ class _Evaluator:
                     parent.gradient = part if parent.gradient is None else parent.gradient + part
         logp = self._named.get("logp")
         gradient = None if logp is None else logp.gradient
-        return Evaluation(float(loss.data[0]), np.zeros(np.shape(self._batch.logp)) if gradient is None else gradient)
+        return Evaluation(float(loss.data[0]), np.zeros_like(self._batch.logp) if gradient is None else gradient)
 
     def _value(self, node: Node) -> _Value:
         match node:
@@ -115,8 +113,7 @@ class _Evaluator:
             raise EquationError(
                 f"the batch has no {name}, which the equation reads", "have the stack record it", node.line, node.column
             )
-        data = np.asarray(given, dtype=np.float64)
-        data = data if rung is Rung.token else data[self._present]
+        data = given if rung is Rung.token else given[self._present].astype(np.float64)
         if np.isnan(data).any():
             at = int(np.isnan(data).argmax())
             place = f"response {at}" if rung is not Rung.token else f"token {at} of the row"
@@ -129,7 +126,8 @@ class _Evaluator:
             raise EquationError(f"no parameter {node.name} was given{hint}", "give the arm's parameters", node.line, node.column)
         given = self._parameters[node.name]
         if given is not None and not isinstance(given, (int, float)):
-            raise EquationError(f"parameter {node.name} is {given!r}, not a number", "read numbers only", node.line, node.column)
+            what = f"parameter {node.name} is {given!r}, not a number"
+            raise EquationError(what, "aggregate(x) alone reads a word", node.line, node.column)
         return _Value(np.array([np.inf if given is None else float(given)]), Rung.batch)
 
     def _tracked(self, data: Array, rung: Rung, parents: Sequence[tuple[_Value, Backward]]) -> _Value:

@@ -137,8 +137,8 @@ class _Parser:
             raise self._error(statements[-1], f"the last line binds {names[-1]}, not loss", "end with loss = expression")
         for name, statement in zip(names[:-1], statements, strict=False):
             if name not in self._used:
-                why = "beside a reference" if is_reference else "by no later line"
-                raise self._error(statement, f"{name} is not used {why}", "use it, or leave the line out")
+                why = "stands beside a reference" if is_reference else "is used by no later line"
+                raise self._error(statement, f"{name} {why}", "use it, or leave the line out")
 
     def _check_loss(self, statement: ast.stmt) -> None:
         loss = self._bound["loss"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pth_exp import equations
 from pth_exp.equations import EquationError, parse
 
 
@@ -19,6 +21,12 @@ def test_what_an_equation_reads() -> None:
     assert [b.name for b in equation.bindings] == ["r", "loss"]
     assert equation.place("old_logp") == "line 1, column 16"
     assert parse('loss = reference("m2po")').reference == "m2po"
+
+
+def test_the_example_of_the_package_s_documentation() -> None:
+    text = "\n".join(line for line in (equations.__doc__ or "").splitlines() if line.startswith("    "))
+    equation = parse(textwrap.dedent(text), {"cap"})
+    assert equation.inputs == {"logp", "old_logp", "sampler_logp", "advantage", "lengths"}
 
 
 def test_lines_may_be_broken_within_parentheses() -> None:
@@ -57,7 +65,7 @@ REFUSED = [
     ("cap = 1\nloss = cap", 1, 1, "cap is a parameter of the arm"),
     ("x = x + 1\nloss = x", 1, 5, "x is read before it is bound; give the new value another name"),
     ("y = x\nx = 1\nloss = y + x", 1, 5, "x is read before it is bound; line 2 binds it"),
-    ("x = mean(logp)\nloss = 1", 1, 1, "x is not used by no later line"),
+    ("x = mean(logp)\nloss = 1", 1, 1, "x is used by no later line"),
     ("loss = mean(mean(lopg))", 1, 18, "lopg is not known, did you mean logp?"),
     ("surprisal = -logp\nloss = mean(mean(suprisal))", 2, 18, "did you mean surprisal?"),
     ("loss = cpa", 1, 8, "did you mean cap?; inputs are logp"),
@@ -126,7 +134,7 @@ REFUSED = [
     ("x = mean(A)", 1, 1, "the last line binds x, not loss"),
     ("loss = 1\nx = 2", 2, 1, "nothing follows the loss"),
     ("loss = 1\nx = loss", 2, 1, "nothing follows the loss"),
-    ("x = 1\nloss = reference('m2po')", 1, 1, "x is not used beside a reference"),
+    ("x = 1\nloss = reference('m2po')", 1, 1, "x stands beside a reference"),
     ("x = reference('m2po')\nloss = x", 1, 5, "reference(...) stands for a whole loss"),
     ("loss = reference('m2po') * 2", 1, 8, "reference(...) stands for a whole loss"),
     ("loss = reference(m2po)", 1, 8, "takes the name of a registered function"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_batches import padded, unpadded, written_batches
+from made_batches import padded, random_rows, unpadded, written_batches
 from written_losses import LOSSES, Written
 
 import pth_exp.conf
@@ -81,3 +82,33 @@ def test_the_penalty_s_equation_is_the_penalty(
     got = evaluated(penalty_equation(estimator).text, moved, {"clamp": clamp, "aggregation": how})
     assert got.value == pytest.approx(value.item(), rel=1e-10, abs=1e-12)
     np.testing.assert_allclose(got.gradient, np.concatenate(unpadded(gradient, b)), rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_long_responses_far_from_sampler_and_reference(name: str) -> None:
+    text, parameters = arm_of(name)
+    for seed, spread in enumerate((1e-3, 1.0, 8.0)):
+        b = random_rows(seed, [512, 1, 130], spread)
+        out = get_loss(name, **parameters)(padded(b))
+        got = evaluated(text, b, parameters)
+        assert got.value == pytest.approx(out.loss.item(), rel=1e-11)
+        np.testing.assert_allclose(got.gradient, -np.concatenate(unpadded(out.token_coef, b)), rtol=1e-10, atol=1e-15)
+
+
+@pytest.mark.parametrize("z", [0.1, 4.0, -11.0, -60.0])
+@pytest.mark.parametrize("clamp", [None, 10.0])
+@pytest.mark.parametrize("estimator", list(schema.KlEstimator))
+def test_the_penalty_s_equation_on_two_tokens(estimator: str, clamp: float | None, z: float) -> None:
+    """Policy sigmoid(z) against 1/2: near, surer of the token, collapsed away from it, beyond the log-ratio's clamp."""
+
+    def at(z: float) -> Evaluation:
+        batch = WrittenBatch([1], [0.0], [-math.log1p(math.exp(-z))], ref_logp=[math.log(0.5)])
+        return evaluate(penalty_equation(estimator), batch, {"clamp": clamp, "aggregation": "token_mean"})
+
+    x = min(max(math.log(0.5) + math.log1p(math.exp(-z)), -20.0), 20.0)
+    estimate = {"k1": -x, "k2": x * x / 2, "k3": math.exp(x) - x - 1}[estimator]
+    expected = estimate if clamp is None else min(max(estimate, -clamp), clamp)
+    assert at(z).value == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    difference = (at(z + 1e-5).value - at(z - 1e-5).value) / 2e-5
+    slope = 1 / (1 + math.exp(z))  # d logp / d z
+    assert at(z).gradient[0] * slope == pytest.approx(difference, rel=1e-6, abs=1e-9)
