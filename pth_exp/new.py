@@ -61,7 +61,7 @@ label: {name}
 equation: |  # what the loss is, in the language of pth_exp/equations/; shown by pth equations {name}
   l = -logp
   loss = mean(scale * A * sum(l))
-correction: none       # none, ratio, weight or behaviour_free
+correction: none       # none, ratio, weight, rejection or behaviour_free
 """
 
 

@@ -20,13 +20,14 @@ _AT_LEAST: dict[str, float] = {
     "optimizer.beta1": 0, "optimizer.beta2": 0, "optimizer.weight_decay": 0, "optimizer.steps_per_batch": 1,
     "stack.threads": 1, "stack.sampler_rows": 1, "stack.micro_batch_tokens": 1, "stack.checkpoint_every": 1,
     "stack.keep_checkpoints": 0, "task.train_problems": 1, "task.test_problems": 1, "task.min_steps": 1, "task.max_operand": 1,
-    "arm.clip_low": 0, "arm.clip_high": 0,
+    "arm.clip_low": 0, "arm.clip_high": 0, "arm.lower": 0, "arm.upper": 1,
 }  # fmt: skip
 _ABOVE: dict[str, float] = {
     "temperature": 0, "kl.clamp": 0, "optimizer.eps": 0, "optimizer.max_grad_norm": 0, "arm.cap": 0, "arm.dual_clip": 1,
-    "arm.norm_tokens": 0, "arm.floor": 0,
+    "arm.norm_tokens": 0, "arm.floor": 0, "arm.threshold": 0,
 }  # fmt: skip
 _BELOW: dict[str, float] = {"optimizer.beta1": 1, "optimizer.beta2": 1, "arm.clip_low": 1}
+_READS_SAMPLER = (Correction.weight, Correction.rejection)
 _WHY = {
     "responses_per_prompt": "a group of one response has no group-normalised advantage",
     "refresh_interval": "the sampler is refreshed on every N-th update",
@@ -91,7 +92,7 @@ def _needs(config: Config) -> Iterator[Objection]:
                 "model.reference", "none", f"kl.coef={config.kl.coef} penalises the distance to a reference policy",
                 "set kl.coef=0 or model.reference=initial",
             )  # fmt: skip
-    reads_sampler = arm.needs_sampler_logp or arm.old_policy is OldPolicy.sampler or arm.correction is Correction.weight
+    reads_sampler = arm.needs_sampler_logp or arm.old_policy is OldPolicy.sampler or arm.correction in _READS_SAMPLER
     if reads_sampler and not config.stack.record_sampler_logp:
         yield Objection(
             "stack.record_sampler_logp", "false", f"arm {arm.name} reads the sampler's log-probabilities",

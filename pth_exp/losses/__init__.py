@@ -1,6 +1,17 @@
 """Losses: pure functions of a TokenBatch, and their registry."""
 
-from pth_exp.losses import ppo, san, san_reference, sequence, tis  # noqa: F401  importing a module registers its losses
+from pth_exp.losses import (  # noqa: F401  importing a module registers its losses
+    cispo,
+    decoupled,
+    gspo,
+    m2po,
+    masked,
+    ppo,
+    san,
+    san_reference,
+    sequence,
+    tis,
+)
 from pth_exp.losses.advantage import group_advantages
 from pth_exp.losses.aggregate import aggregate, aggregation_weights, check_aggregation
 from pth_exp.losses.kl import kl_penalty

@@ -14,6 +14,14 @@ from pth_exp.losses.types import TokenBatch
 from pth_exp.schema import Aggregation
 
 
+def check_clip(*, clip_low: float, clip_high: float) -> None:
+    """Raises ``ValueError`` unless 0 <= clip_low < 1 and clip_high >= 0."""
+    if not 0 <= clip_low < 1:
+        raise ValueError(f"clip_low is {clip_low!r}; it must be at least 0 and below 1")
+    if not clip_high >= 0:
+        raise ValueError(f"clip_high is {clip_high!r}; it must be at least 0")
+
+
 def check_ppo(
     *,
     clip_low: float,
@@ -23,10 +31,7 @@ def check_ppo(
     norm_tokens: float | None,
 ) -> None:
     """Raises ``ValueError`` unless 0 <= clip_low < 1, clip_high >= 0 and dual_clip > 1, and the aggregation can be taken."""
-    if not 0 <= clip_low < 1:
-        raise ValueError(f"clip_low is {clip_low!r}; it must be at least 0 and below 1")
-    if not clip_high >= 0:
-        raise ValueError(f"clip_high is {clip_high!r}; it must be at least 0")
+    check_clip(clip_low=clip_low, clip_high=clip_high)
     if dual_clip is not None and not dual_clip > 1:
         raise ValueError(f"dual_clip is {dual_clip!r}; it must exceed 1, or be null for none")
     check_aggregation(aggregation, norm_tokens)

@@ -23,14 +23,16 @@ F = TypeVar("F", bound=LossFunction)
 class _Entry:
     function: LossFunction
     check: Callable[..., None] | None
-    splittable: bool
+    splittable: bool | Callable[..., bool]
     defaults: Mapping[str, Any]
 
 
 _ENTRIES: dict[str, _Entry] = {}
 
 
-def register(*names: str, check: Callable[..., None] | None = None, splittable: bool = True) -> Callable[[F], F]:
+def register(
+    *names: str, check: Callable[..., None] | None = None, splittable: bool | Callable[..., bool] = True
+) -> Callable[[F], F]:
     """Decorator that puts a loss into the registry under ``names``.
 
     The function gets a batch that BoundLoss has cleaned: zeros outside the mask, one dtype. Its keyword-only arguments are the
@@ -38,7 +40,7 @@ def register(*names: str, check: Callable[..., None] | None = None, splittable: 
 
     A loss that is a sum over responses divides by ``batch.totals`` where they are given (``aggregate`` and ``response_mean`` do),
     so that over any split of a batch its parts add up. One that is not (it sorts the batch's tokens, or counts what it keeps)
-    says ``splittable=False`` and is never given a part.
+    says ``splittable=False`` and is never given a part; ``splittable(**parameters)`` where a parameter decides it.
 
     Raises ``ValueError`` for a name that is taken or a parameter without a default.
     """
@@ -79,7 +81,8 @@ def get_loss(name: str, **parameters: Any) -> BoundLoss:
             entry.check(**bound)
         except (TypeError, ValueError) as error:
             raise ValueError(f"loss {name!r}: {error}") from error
-    return BoundLoss(name, bound, entry.function, entry.splittable)
+    splittable = entry.splittable(**bound) if callable(entry.splittable) else entry.splittable
+    return BoundLoss(name, bound, entry.function, splittable)
 
 
 def required(batch: TokenBatch, field: str) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pth_exp.losses.aggregate import aggregate, check_aggregation
 from pth_exp.losses.ppo import check_ppo, clipped_terms
-from pth_exp.losses.ratio import log_ratio
+from pth_exp.losses.ratio import log_ratio, product_log_ratio
 from pth_exp.losses.registry import register, required
 from pth_exp.losses.types import TokenBatch
 from pth_exp.schema import Aggregation
@@ -83,3 +83,27 @@ def tis_reinforce(
     weight = truncated_weight(batch.logp, required(batch, "sampler_logp"), cap)
     terms = batch.advantage[:, None] * weight * -batch.logp
     return aggregate(terms, batch.mask, aggregation, norm_tokens, batch.totals), {}
+
+
+@register("tis_seq", check=_check_tis_ppo)
+def tis_seq(
+    batch: TokenBatch,
+    *,
+    cap: float = 2.0,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = 3.0,
+    aggregation: Aggregation | str = Aggregation.token_mean,
+    norm_tokens: float | None = None,
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """The PPO-clip loss times one detached weight a response, min(prod_t pi_old/q, cap) (Seq-TIS of Liu, Li et al., "When Speed
+    Kills Stability", 2025; verl's ``rollout_is=sequence``).
+
+    term_t = sg min(exp(clamp(sum_t(old_logp - sampler_logp), -20, 20)), cap) x the term of ``ppo_clip``. The sum is clamped, not
+    its terms. The cap 2 is verl's default; verl's optional division by the batch's mean weight is not here.
+
+    Raises ``ValueError`` if the batch has no ``old_logp`` or no ``sampler_logp``.
+    """
+    terms, metrics = clipped_terms(batch, clip_low, clip_high, dual_clip)
+    weight = product_log_ratio(required(batch, "old_logp"), required(batch, "sampler_logp")).exp().clamp(max=cap)
+    return aggregate(weight * terms, batch.mask, aggregation, norm_tokens, batch.totals), metrics

@@ -73,10 +73,77 @@ class AsympoReadingArm(Arm):
     floor: float = spec(1e-6, _SCIENCE, "smallest mean surprisal of a response that its own is divided by", "nats")
 
 
+@dataclass
+class DecoupledPpoArm(PpoClipArm):
+    """The PPO-clip loss times the detached importance weight, which nothing truncates unless ``cap`` is set."""
+
+    dual_clip: Optional[float] = spec(None, _SCIENCE, "bound c of verl's dual clip for negative advantages; null: off")
+    cap: Optional[float] = spec(None, _SCIENCE, "the weight is truncated above at this value; null: it is not")
+
+
+@dataclass
+class MaskedArm(PpoClipArm):
+    """The PPO-clip loss where old policy and sampler agree; what lies outside the bounds is rejected."""
+
+    upper: Optional[float] = spec(2.0, _SCIENCE, "a ratio of old policy to sampler above this is rejected; null: none is")
+    lower: float = spec(0.0, _SCIENCE, "a ratio of old policy to sampler below this is rejected; 0: none is")
+    weighted: bool = spec(True, _SCIENCE, "an accepted ratio multiplies its term; otherwise it rejects only")
+    count_rejected: bool = spec(True, _SCIENCE, "what is rejected counts in the denominators; otherwise it is removed from them")
+
+
+@dataclass
+class MaskedGeometricArm(MaskedArm):
+    """Responses rejected by the geometric mean of their ratios, whose scale is that of one token's mean drift."""
+
+    upper: Optional[float] = spec(1.001, _SCIENCE, "a geometric mean above this rejects its response; null: none does")
+    lower: float = spec(0.999, _SCIENCE, "a geometric mean below this rejects its response; 0: none does")
+    weighted: bool = spec(False, _SCIENCE, "an accepted ratio multiplies its terms; otherwise it rejects only")
+    count_rejected: bool = spec(False, _SCIENCE, "what is rejected counts in the denominators; otherwise it is removed from them")
+
+
+@dataclass
+class IcePopArm(MaskedArm):
+    """Tokens rejected on both sides, in the paper's form."""
+
+    upper: Optional[float] = spec(5.0, _SCIENCE, "a ratio of old policy to sampler above this is rejected; null: none is")
+    lower: float = spec(0.5, _SCIENCE, "a ratio of old policy to sampler below this is rejected; 0: none is")
+    dual_clip: Optional[float] = spec(None, _SCIENCE, "bound c of verl's dual clip for negative advantages; null: off")
+    aggregation: Aggregation = spec(Aggregation.seq_mean_token_mean, _SCIENCE, "how token terms become one number")
+
+
+@dataclass
+class GspoArm(Arm):
+    """PPO's clip on one ratio a response; the loss is a mean over responses."""
+
+    clip_low: float = spec(3e-4, _SCIENCE, "the response's ratio is clipped below at 1 - clip_low")
+    clip_high: float = spec(4e-4, _SCIENCE, "the response's ratio is clipped above at 1 + clip_high")
+
+
+@dataclass
+class CispoArm(Arm):
+    """REINFORCE with a clipped, detached ratio."""
+
+    clip_low: Optional[float] = spec(None, _SCIENCE, "the ratio is clipped below at 1 - clip_low; null: it is not")
+    clip_high: float = spec(0.2, _SCIENCE, "the ratio is clipped above at 1 + clip_high")
+    aggregation: Aggregation = spec(Aggregation.token_mean, _SCIENCE, "how token terms become one number")
+    norm_tokens: Optional[float] = spec(None, _SCIENCE, "what seq_mean_token_sum_norm divides a sum by (Dr. GRPO)", "tokens")
+
+
+@dataclass
+class M2poArm(Arm):
+    """The unclipped ratio, with tokens masked until the batch's second moment is small enough."""
+
+    threshold: float = spec(0.04, _SCIENCE, "mean squared log-ratio of what is not masked, at most", "nats^2")
+    harmful_only: bool = spec(False, _SCIENCE, "consider only tokens that a clip could stop (A > 0 with r > 1, A < 0 with r < 1)")
+    aggregation: Aggregation = spec(Aggregation.token_mean, _SCIENCE, "how token terms become one number")
+    norm_tokens: Optional[float] = spec(None, _SCIENCE, "what seq_mean_token_sum_norm divides a sum by (Dr. GRPO)", "tokens")
+
+
 BUILTIN_ARMS: dict[str, type[Arm]] = {
     "grpo": PpoClipArm,
     "ppo_clip": PpoClipArm,
     "tis_ppo": TisPpoArm,
+    "tis_seq": TisPpoArm,
     "tis_reinforce": TisReinforceArm,
     "san": SanArm,
     "san_plus": SanArm,
@@ -87,5 +154,13 @@ BUILTIN_ARMS: dict[str, type[Arm]] = {
     "seq_gain": SanArm,
     "token_weights": SanArm,
     "asympo_reading": AsympoReadingArm,
+    "decoupled_ppo": DecoupledPpoArm,
+    "mis": MaskedArm,
+    "mis_seq": MaskedArm,
+    "mis_geo": MaskedGeometricArm,
+    "icepop": IcePopArm,
+    "gspo": GspoArm,
+    "cispo": CispoArm,
+    "m2po": M2poArm,
 }
 """Loss name to the dataclass of the arms that use it; `pth_exp.extensions` adds a user's own."""

@@ -13,11 +13,15 @@ class OldPolicy(StrEnum):
 
 
 class Correction(StrEnum):
-    """How an arm claims to correct for the sampler's lag; check 1 holds the arm to it."""
+    """How an arm claims to correct for the sampler's lag; check 1 holds the arm to it.
+
+    ``rejection``: it drops what old policy and sampler disagree on too far, and weights nothing by them.
+    """
 
     none = "none"
     ratio = "ratio"
     weight = "weight"
+    rejection = "rejection"
     behaviour_free = "behaviour_free"
 
 

@@ -12,8 +12,12 @@ from written_losses import LOSSES, SEQUENCE, Written, surprisal_derivative
 
 from pth_exp.losses import TokenBatch, Totals, get_loss, loss_names
 
-ALL = sorted(LOSSES)
-TOKEN_LOSSES = [n for n in ALL if "aggregation" in get_loss(n).parameters]
+RIVALS = ["cispo", "decoupled_ppo", "gspo", "icepop", "m2po", "mis", "mis_geo", "mis_seq", "tis_seq"]
+"""Held against their written equations in test_written_rivals.py."""
+READ_SAMPLER = [n for n in RIVALS if n not in ("gspo", "cispo", "m2po")]
+WRITTEN = sorted(LOSSES)
+ALL = sorted([*LOSSES, *RIVALS])
+TOKEN_LOSSES = [n for n in WRITTEN if "aggregation" in get_loss(n).parameters]
 AGGREGATED = [(n, how) for n in TOKEN_LOSSES for how in ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum")]
 
 
@@ -33,7 +37,7 @@ def away_from_kinks(b: Written) -> bool:
     return all(np.abs(r[:, None] - corners).min(initial=1.0) > 1e-4 for r in ratios)
 
 
-@pytest.mark.parametrize(("name", "how"), [*((n, "") for n in ALL), *AGGREGATED])
+@pytest.mark.parametrize(("name", "how"), [*((n, "") for n in WRITTEN), *AGGREGATED])
 @settings(max_examples=40, deadline=None)
 @given(b=written_batches().filter(away_from_kinks))
 def test_value_and_derivative_are_the_written_equations(name: str, how: str, b: Written) -> None:
@@ -208,6 +212,8 @@ def test_san_below_the_floor_is_as_declared() -> None:
         ("tis_ppo", "sampler_logp"),
         ("tis_reinforce", "sampler_logp"),
         *((n, "ref_logp") for n in ("san_plus", "san_plus_written", "san_ref", "san_ref_written")),
+        *((n, "old_logp") for n in RIVALS),
+        *((n, "sampler_logp") for n in READ_SAMPLER),
     ],
 )
 def test_a_missing_log_probability_is_an_error_that_names_it(name: str, field: str) -> None:
@@ -218,7 +224,14 @@ def test_a_missing_log_probability_is_an_error_that_names_it(name: str, field: s
 
 @pytest.mark.parametrize(
     ("name", "field"),
-    [("ppo_clip", "old_logp"), ("tis_ppo", "sampler_logp"), ("tis_reinforce", "sampler_logp"), ("san_ref", "ref_logp")],
+    [
+        ("ppo_clip", "old_logp"),
+        ("tis_ppo", "sampler_logp"),
+        ("tis_reinforce", "sampler_logp"),
+        ("san_ref", "ref_logp"),
+        *((n, "old_logp") for n in RIVALS),
+        *((n, "sampler_logp") for n in READ_SAMPLER),
+    ],
 )
 def test_a_log_probability_missing_at_one_token_is_not_taken_for_a_number(name: str, field: str) -> None:
     batch = padded(random_rows(0, [2, 3], 0.3))
