@@ -45,7 +45,7 @@ class Finding:
     """One breach of the design.
 
     ``kind`` is one of undeclared-difference, swept-but-equal, duplicate, override-did-not-arrive, ratio-with-recomputed,
-    weight-with-sampler, fixed-field-differs.
+    weight-with-sampler, rejection-with-sampler, fixed-field-differs.
     """
 
     kind: str
@@ -169,10 +169,10 @@ class _Comparing:
                 "optimiser steps, and corrects nothing of the sampler's lag",
                 "set arm.old_policy=sampler, or arm.correction=none",
             )  # fmt: skip
-        if (correction, old_policy) == ("weight", "sampler"):
+        if correction in ("weight", "rejection") and old_policy == "sampler":
             self._find(
-                "weight-with-sampler", "arm.old_policy", [label],
-                "arm.correction=weight with arm.old_policy=sampler: the weight old policy / sampler is 1 for every token",
+                f"{correction}-with-sampler", "arm.old_policy", [label],
+                f"arm.correction={correction} with arm.old_policy=sampler: old policy / sampler is 1 for every token",
                 "set arm.old_policy=recomputed",
             )  # fmt: skip
 

@@ -3,7 +3,8 @@
 Criterion: ``coef/sampler_response``, the relative change of the coefficients on the tokens' gradients when the learner's
 probability replaces q, the sampler's recorded one, wherever the loss reads q. An arm that corrects for the sampler's lag
 (``ratio``, ``weight``) must respond on every update whose shift |log q - log pi_theta| stands above the noise; an arm that
-does not (``none``, ``behaviour_free``) must not respond at all. A clip fraction of 0 beside a growing KL is the signature
+does not (``none``, ``behaviour_free``) must not respond at all; one that only rejects (``rejection``) must respond where the loss
+rejected something, and nowhere else. A clip fraction of 0 beside a growing KL is the signature
 shown, not the criterion: with a second optimiser step on a batch the clip acts, and the arm is still uncorrected.
 """
 
@@ -21,6 +22,7 @@ from pth_exp.records.reader import Row, RunRecords
 NAME = "ratio"
 
 RESPONSE, SHIFT = "coef/sampler_response", "rollout_corr/mean_abs_shift"
+REJECTED = "rollout_corr/rollout_rs_masked_fraction"
 
 NOISE_FACTOR = 3.0
 """A shift counts as lag when it exceeds the largest one seen at age 0 by this factor."""
@@ -55,7 +57,8 @@ def check(run: RunRecords) -> Verdict:
     rows = [row for row in run.updates if row.get("sampler/version") is not None]
     # where all rewards of a batch are equal every coefficient is 0, and a relative change is not defined
     defined = [row for row in rows if row.get("coef/max_abs") != 0]
-    measured = [row for row in defined if _is_number(row.get(RESPONSE)) and _is_number(row.get(SHIFT))]
+    needed = (RESPONSE, SHIFT, REJECTED) if correction == "rejection" else (RESPONSE, SHIFT)
+    measured = [row for row in defined if all(_is_number(row.get(name)) for name in needed)]
     noise = _noise(rows, dtype)
     lagged = [row for row in measured if _age(row) > 0]
     judged = [row for row in lagged if row[SHIFT] > noise.floor]
@@ -80,7 +83,8 @@ def check(run: RunRecords) -> Verdict:
     if fault:
         return say(Outcome.failed, *fault)
     responding = [row for row in judged if row[RESPONSE] > RESPONDS * min(row[SHIFT], 1.0)]
-    reads_q = [row for row in measured if row[RESPONSE] != 0]
+    rejecting = [row for row in measured if correction == "rejection" and row[REJECTED] > 0]
+    reads_q = [row for row in measured if row[RESPONSE] != 0 and row not in rejecting]
     corrects = correction in ("ratio", "weight")
     silent = len(judged) - len(responding)
     if corrects and silent:
@@ -98,17 +102,27 @@ def check(run: RunRecords) -> Verdict:
             Outcome.failed,
             f"{short(worst[RESPONSE])} on {len(reads_q)}/{len(measured)}",
             f"The arm claims {correction}, and its coefficients change by {short(worst[RESPONSE])} when π_θ replaces q "
-            f"(update {worst['update']}): the loss reads the sampler's probabilities.",
+            f"(update {worst['update']}{', where nothing was rejected' if correction == 'rejection' else ''}): "
+            "the loss reads the sampler's probabilities.",
+        )
+    if rejecting and all(row[RESPONSE] == 0 for row in rejecting):
+        return say(
+            Outcome.failed,
+            f"0 on {len(rejecting)}/{len(rejecting)}",
+            f"The arm claims rejection, and on {len(rejecting)} updates on which its loss rejected something its coefficients do "
+            "not change when π_θ replaces q: what it rejects does not depend on the sampler.",
         )
     partial = not_all_there(len(run.updates), config["updates"])
     unmeasured = len(run.updates) - len(rows) + len(defined) - len(measured)
     if partial or unmeasured:
-        absent = f"{unmeasured} of {len(run.updates)} updates have no {RESPONSE} or {SHIFT}"
+        absent = f"{unmeasured} of {len(run.updates)} updates have no {' or '.join(needed)}"
         return say(Outcome.not_measured, f"{len(measured)}/{config['updates']}", f"{partial or absent}.")
     shifts = [row[SHIFT] for row in rows if _is_number(row.get(SHIFT))]
     if rows and len(shifts) == len(rows) and not any(_age(row) > 0 for row in rows):
         # nothing to correct, whether or not a coefficient could have responded
         return say(Outcome.passed, f"age 0, shift {short(max(shifts))}", "The sampler never lags, and all is quiet.")
+    if correction == "rejection":
+        return say(*_rejection(rows, rejecting))
     if not measured:
         silence = "All coefficients are 0 on every update, as where the rewards of each group are equal: nothing can respond."
         return say(Outcome.not_measured, f"0/{config['updates']}", silence)
@@ -136,6 +150,25 @@ def check(run: RunRecords) -> Verdict:
         Outcome.passed,
         f"0 on {len(measured)}/{len(measured)}",
         f"The loss does not read q: no coefficient changes when π_θ replaces it, at shifts of {_spread(judged, SHIFT)} nats.",
+    )
+
+
+def _rejection(rows: Sequence[Row], rejecting: Sequence[Row]) -> tuple[Outcome, str, str]:
+    """What an arm that only rejects did on the updates of a lagging sampler; no fault was found."""
+    lagged = [row for row in rows if _age(row) > 0]
+    everything = sum(row[REJECTED] == 1 for row in lagged)
+    share = _spread(lagged, REJECTED)
+    if not any(row[REJECTED] > 0 for row in lagged):
+        why = "the loss was the uncorrected one"
+        return Outcome.warned, f"0 of {len(lagged)}", f"Nothing was rejected on any lagged update: {why}."
+    if 2 * everything > len(lagged) or not rejecting:
+        why = "Everything was rejected on most lagged updates, and there the arm trains on nothing: are its bounds for this lag?"
+        return Outcome.warned, f"all on {everything}/{len(lagged)}", f"{why} Share of tokens rejected {share}."
+    return (
+        Outcome.passed,
+        f"rejects on {len(rejecting)}/{len(lagged)}",
+        f"Coefficients change where tokens are rejected, by {_spread(rejecting, RESPONSE)}, and nowhere else; share of tokens "
+        f"rejected {share}.",
     )
 
 

@@ -12,11 +12,18 @@ from pth_exp.probes.kl import kl_entries
 from pth_exp.probes.ratio import log_policy_over_sampler, ratio_entries
 from pth_exp.schema import OldPolicy
 
-CLIP_METRICS = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl")
+LOSS_METRICS = (
+    "actor/pg_clipfrac",
+    "actor/pg_clipfrac_lower",
+    "actor/ppo_kl",
+    "rollout_corr/rollout_rs_masked_fraction",
+    "rollout_corr/rollout_rs_seq_masked_fraction",
+)
+"""Metrics of losses that have a column of their own; the others of a loss go under ``extra/``."""
 
 
 def probe_update(loss: Loss, batch: TokenBatch, outputs: Sequence[LossOutput], old_policy: OldPolicy) -> dict[str, Any]:
-    """Entries of an update's row: ``ratio/``, ``rollout_corr/``, ``coef/``, the loss's clip metrics and ``tokens/trained``.
+    """Entries of an update's row: ``ratio/``, ``rollout_corr/``, ``coef/``, the loss's metrics and ``tokens/trained``.
 
     What was not, or cannot be, measured is None. No gradient is kept and nothing is changed.
 
@@ -29,8 +36,10 @@ def probe_update(loss: Loss, batch: TokenBatch, outputs: Sequence[LossOutput], o
     log_ratio = log_policy_over_sampler(batch)
     clip_fractions = [o.metrics["actor/pg_clipfrac"] for o in outputs if "actor/pg_clipfrac" in o.metrics]
     coef = outputs[0].token_coef
+    own = dict.fromkeys(name for output in outputs for name in output.metrics if name not in LOSS_METRICS)
     return {
-        **{name: _mean([o.metrics[name] for o in outputs if name in o.metrics]) for name in CLIP_METRICS},
+        **{name: _mean([o.metrics[name] for o in outputs if name in o.metrics]) for name in LOSS_METRICS},
+        **{f"extra/{name}": _mean([o.metrics[name] for o in outputs if name in o.metrics]) for name in own},
         **ratio_entries(batch),
         "ratio/clipfrac_by_step": clip_fractions or None,
         **kl_entries(log_ratio),

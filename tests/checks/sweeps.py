@@ -15,7 +15,10 @@ from pth_exp import lifecycle, schema
 from pth_exp.lifecycle import State
 from pth_exp.records.writer import RunRecorder
 
-CORRECTION = {"grpo": "none", "ppo_clip": "ratio", "tis_ppo": "weight", "tis_reinforce": "weight", "san": "behaviour_free"}
+CORRECTION = {
+    "grpo": "none", "ppo_clip": "ratio", "tis_ppo": "weight", "tis_reinforce": "weight", "san": "behaviour_free",
+    "mis_geo": "rejection",
+}  # fmt: skip
 Mutate = Callable[[str, dict[str, Any]], dict[str, Any] | None]
 """Gets the kind of a row and the row; returns the row to write, or None to leave it out."""
 
@@ -141,7 +144,8 @@ def _rows(values: Mapping[str, Any], u: int, version: int, draw: int, correction
         "rollout_corr/kl": lag / 2,
         "rollout_corr/mean_abs_shift": lag,
         "coef/max_abs": 1.0,
-        "coef/sampler_response": 0.9 * min(lag, 1.0) if correction in ("ratio", "weight") else 0.0,
+        "coef/sampler_response": 0.9 * min(lag, 1.0) if correction in ("ratio", "weight", "rejection") and u > version else 0.0,
+        "rollout_corr/rollout_rs_masked_fraction": min(0.5, lag) * (u > version) if correction == "rejection" else None,
     }
     batch = {
         "update": u,

@@ -36,7 +36,14 @@ def test_at_age_zero_all_is_quiet(tmp_path: Path, arm: str) -> None:
 @pytest.mark.parametrize("lag", [{"refresh_interval": 6}, {"replay_age": 3}, {"refresh_interval": 4, "replay_age": 2}])
 @pytest.mark.parametrize(
     ("arm", "outcome"),
-    [("grpo", "warn"), ("ppo_clip", "pass"), ("tis_ppo", "pass"), ("tis_reinforce", "pass"), ("san", "pass")],
+    [
+        ("grpo", "warn"),
+        ("ppo_clip", "pass"),
+        ("tis_ppo", "pass"),
+        ("tis_reinforce", "pass"),
+        ("san", "pass"),
+        ("mis_geo", "pass"),
+    ],
 )
 def test_healthy_arms_under_lag(tmp_path: Path, arm: str, outcome: str, lag: dict[str, int]) -> None:
     assert judge(tmp_path, sweeps.config(arm, **lag)).outcome == outcome
@@ -91,6 +98,65 @@ def test_an_arm_that_claims_not_to_read_q_and_does(tmp_path: Path, arm: str) -> 
     verdict = judge(tmp_path, sweeps.config(arm, refresh_interval=6), setting("coef/sampler_response", 1e-9, lambda u: u == 3))
     assert verdict.outcome == Outcome.failed
     assert "update 3" in verdict.reason
+
+
+REJECTED = "rollout_corr/rollout_rs_masked_fraction"
+
+
+def several(age: int, **columns: Any) -> sweeps.Mutate:
+    """Replaces columns of updates of at least this age; ``__`` stands for the slash."""
+    values = {name.replace("__", "/"): value for name, value in columns.items()}
+    return lambda kind, row: row | values if kind == "updates" and row["data/age"] >= age else row
+
+
+def test_rejection_says_what_it_rejected(tmp_path: Path) -> None:
+    """Ages 0 to 5 twice: 10 lagged updates. 2e-3 lag^1.5 of the tokens are rejected: .002 at lag 1, .0224 at lag 5."""
+    verdict = judge(tmp_path, sweeps.config("mis_geo", refresh_interval=6))
+    assert (verdict.outcome, verdict.number) == (Outcome.passed, "rejects on 10/10")
+    assert "share of tokens rejected 0.002 to 0.0224" in verdict.reason
+
+
+def test_a_response_without_a_rejection_fails(tmp_path: Path) -> None:
+    """An arm that claims only to reject, and weights by q as well."""
+    verdict = judge(tmp_path, sweeps.config("mis_geo", refresh_interval=6), setting(REJECTED, 0.0, lambda u: u == 4))
+    assert (verdict.outcome, verdict.number) == (Outcome.failed, "0.0144 on 1/12")  # .9 * .002 * 4^1.5
+    assert "update 4, where nothing was rejected" in verdict.reason
+
+
+def test_a_rejection_that_never_responds_fails(tmp_path: Path) -> None:
+    """What is rejected is not decided by the sampler."""
+    verdict = judge(tmp_path, sweeps.config("mis_geo", refresh_interval=6), setting("coef/sampler_response", 0.0))
+    assert (verdict.outcome, verdict.number) == (Outcome.failed, "0 on 10/10")
+    assert "what it rejects does not depend on the sampler" in verdict.reason
+
+
+def test_rejected_tokens_of_no_advantage_need_not_respond(tmp_path: Path) -> None:
+    verdict = judge(
+        tmp_path, sweeps.config("mis_geo", refresh_interval=6), setting("coef/sampler_response", 0.0, lambda u: u == 4)
+    )
+    assert verdict.outcome == Outcome.passed
+
+
+def test_an_arm_that_never_rejects_is_uncorrected(tmp_path: Path) -> None:
+    config = sweeps.config("mis_geo", refresh_interval=6)
+    verdict = judge(tmp_path, config, several(1, rollout_corr__rollout_rs_masked_fraction=0.0, coef__sampler_response=0.0))
+    assert (verdict.outcome, verdict.number) == (Outcome.warned, "0 of 10")
+    assert "Nothing was rejected" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("age", "outcome", "number"), [(1, "warn", "all on 10/10"), (3, "warn", "all on 6/10"), (4, "pass", "rejects on 6/10")]
+)
+def test_an_arm_that_rejects_everything_is_warned_of(tmp_path: Path, age: int, outcome: str, number: str) -> None:
+    """Bounds made for rounding, and a sampler that lags: from some age on nothing is left to train on."""
+    gone = several(age, rollout_corr__rollout_rs_masked_fraction=1.0, coef__sampler_response=None, coef__max_abs=0.0)
+    verdict = judge(tmp_path, sweeps.config("mis_geo", refresh_interval=6), gone)
+    assert (verdict.outcome, verdict.number) == (outcome, number)
+
+
+def test_rejection_without_its_share_is_not_measured(tmp_path: Path) -> None:
+    verdict = judge(tmp_path, sweeps.config("mis_geo", refresh_interval=6), setting(REJECTED, None, lambda u: u == 5))
+    assert verdict.outcome == Outcome.not_measured and REJECTED in verdict.reason
 
 
 def test_old_policy_is_measured(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def make(arm: str, seed: int | None, **fields: Any) -> Run:
         "grpo": {"name": "grpo", "correction": "none", "old_policy": "recomputed", "clip_low": 0.2},
         "san": {"name": "san", "correction": "behaviour_free", "old_policy": "recomputed"},
         "tis": {"name": "tis", "correction": "weight", "old_policy": "recomputed", "cap": 2.0},
+        "geo": {"name": "geo", "correction": "rejection", "old_policy": "recomputed", "upper": 1.001},
         "ppo": {"name": "ppo", "correction": "ratio", "old_policy": "sampler", "clip_low": 0.2},
     }
     streams = {"data": seed, "sampling": seed or 0, "init": seed or 0, "eval": 0}
@@ -75,6 +76,9 @@ FAULTS: list[tuple[str, Callable[[dict[str, Run]], None], DesignConfig, set[tupl
      {("ratio-with-recomputed", "arm.old_policy"), ("undeclared-difference", "arm.correction")}),
     ("a weight that is one", put("tis·42", "arm.old_policy", "sampler"), design(),
      {("weight-with-sampler", "arm.old_policy"), ("undeclared-difference", "arm.old_policy")}),
+    ("a rejection of nothing", lambda runs: runs.update({"geo": make("geo", 42) | {
+        "arm": {"name": "geo", "correction": "rejection", "old_policy": "sampler"}}}), design(),
+     {("rejection-with-sampler", "arm.old_policy")}),
     ("an arm's rate that did not arrive", lambda runs: None, design(per_arm=[PerArm("lr", {"san": 1e-4}, "its own optimum")]),
      {("undeclared-difference", "lr")}),
     ("other arms' rate in its shadow", each(put("san·42", "lr", 1e-4), put("san·43", "lr", 1e-4),

@@ -19,6 +19,7 @@ NAN = float("nan")
 RECORDED = {
     "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl", "ratio/exactly_one_share", "ratio/clipfrac_by_step",
     "ratio/old_sampler_max_abs", "ratio/old_policy_max_abs", "rollout_corr/kl", "rollout_corr/k3_kl", "rollout_corr/ess",
+    "rollout_corr/rollout_rs_masked_fraction", "rollout_corr/rollout_rs_seq_masked_fraction",
     "rollout_corr/mean_abs_shift", "coef/mean_abs", "coef/max_abs", "coef/near_zero_share", "coef/sampler_response",
     "tokens/trained", *(f"ratio/log_policy_over_sampler/q{q}" for q in ("00", "01", "05", "25", "50", "75", "95", "99", "100")),
 }  # fmt: skip
@@ -43,6 +44,12 @@ def probed(name: str, b: TokenBatch, old_policy: OldPolicy, steps: int = 1) -> d
 
 def test_every_entry_of_the_row_is_there() -> None:
     assert set(probed("san", batch([[0.1]], [1.0]), OldPolicy.recomputed)) == RECORDED
+
+
+def test_metrics_that_only_one_loss_has_are_extra() -> None:
+    row = probed("m2po", batch([[0.1, -0.3]], [1.0], "sampler"), OldPolicy.sampler)
+    assert row["rollout_corr/rollout_rs_masked_fraction"] == 0.5 and row["rollout_corr/rollout_rs_seq_masked_fraction"] is None
+    assert row["extra/m2po/M2"] == pytest.approx(0.05) and row["extra/m2po/M2_after"] == pytest.approx(0.01)
 
 
 def test_a_recomputed_old_policy_hides_the_lag_that_the_sampler_shows() -> None:
