@@ -93,6 +93,25 @@ def test_a_parameter_that_is_null_is_no_bound() -> None:
     assert (got.value, got.gradient.tolist()) == (-41.0, [1.0, 1.0])
 
 
+@pytest.mark.parametrize(
+    ("expression", "slope"),
+    [
+        ("5 - logp", -1.0),
+        ("5 + 3 * logp", 3.0),
+        ("1 / logp", -1 / 4),
+        ("logp / 4 - logp * logp", 1 / 4 - 4),
+        ("-logp", -1.0),
+        ("exp(logp)", math.exp(2)),
+        ("expm1(3 * logp)", 3 * math.exp(6)),
+        ("log(logp)", 1 / 2),
+        ("abs(logp) + abs(-3 * logp)", 4.0),
+        ("abs(1 - logp)", 1.0),
+    ],
+)
+def test_slopes_at_2(expression: str, slope: float) -> None:
+    assert at(f"loss = sum({expression})", [2.0]).gradient[0] == pytest.approx(slope)
+
+
 def test_constant_powers() -> None:
     assert at("loss = sum(logp**0 + logp**1)", [0.0, 2.0]).gradient.tolist() == [1.0, 1.0]
     assert at("loss = sum(logp**p)", [3.0], p=2).gradient.tolist() == [6.0]
