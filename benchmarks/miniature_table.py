@@ -58,7 +58,7 @@ def numbers(run: RunRecords, halfway: int) -> dict[str, float]:
         "reward": mean(row["reward/generated"] for row in rows[-10:]),
         "kl": rows[95]["rollout_corr/kl"],
         "batches": len({row["batch_id"] for row in run.batches}),
-        "clipped": sum(row["actor/grad_clipped"] for row in rows),
+        "clipped": sum(row["actor/grad_clipped"] is True for row in rows),
     }
 
 

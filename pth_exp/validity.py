@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from pth_exp import schema
 from pth_exp.refusal import Objection
-from pth_exp.schema import Aggregation, Config, Correction, OldPolicy, Reference
+from pth_exp.schema import Aggregation, Config, Correction, GradNorm, OldPolicy, Reference
 from pth_exp.tasks.base import Split
 from pth_exp.tasks.gsm8k import COUNTS
 
@@ -23,8 +23,8 @@ _AT_LEAST: dict[str, float] = {
     "arm.clip_low": 0, "arm.clip_high": 0, "arm.lower": 0, "arm.upper": 1,
 }  # fmt: skip
 _ABOVE: dict[str, float] = {
-    "temperature": 0, "kl.clamp": 0, "optimizer.eps": 0, "optimizer.max_grad_norm": 0, "arm.cap": 0, "arm.dual_clip": 1,
-    "arm.norm_tokens": 0, "arm.floor": 0, "arm.threshold": 0,
+    "temperature": 0, "kl.clamp": 0, "optimizer.eps": 0, "optimizer.max_grad_norm": 0, "optimizer.skip_below": 0,
+    "arm.cap": 0, "arm.dual_clip": 1, "arm.norm_tokens": 0, "arm.floor": 0, "arm.threshold": 0,
 }  # fmt: skip
 _BELOW: dict[str, float] = {"optimizer.beta1": 1, "optimizer.beta2": 1, "arm.clip_low": 1}
 _READS_SAMPLER = (Correction.weight, Correction.rejection)
@@ -58,6 +58,11 @@ def _objections(config: Config) -> Iterator[Objection]:
     yield from _needs(config)
     yield from _aggregations(config)
     yield from _equation(config.arm)
+    if config.optimizer.grad_norm is GradNorm.set and config.optimizer.max_grad_norm is None:
+        yield Objection(
+            "optimizer.max_grad_norm", "null", "optimizer.grad_norm=set has no norm to set",
+            "set optimizer.max_grad_norm=1, as the paper does, or optimizer.grad_norm=clip",
+        )  # fmt: skip
     yield from _sizes(config)
 
 

@@ -12,6 +12,7 @@ from pth_exp.schema.choices import (
     ChatTemplate,
     Dtype,
     Gate,
+    GradNorm,
     KlEstimator,
     OptimizerName,
     Queue,
@@ -85,7 +86,11 @@ class OptimizerConfig:
     beta2: float = spec(0.999, _SCIENCE, "decay of the second moment")
     eps: float = spec(1e-8, _SCIENCE, "Adam's denominator floor")
     weight_decay: float = spec(0.01, _SCIENCE, "decoupled weight decay")
-    max_grad_norm: Optional[float] = spec(1.0, _SCIENCE, "global gradient norm is clipped to this; null: no clip")
+    grad_norm: GradNorm = spec(GradNorm.clip, _SCIENCE, "clip: max_grad_norm bounds the global norm; set: every step has it")
+    max_grad_norm: Optional[float] = spec(1.0, _SCIENCE, "global gradient norm is clipped or set to this; null: no clip")
+    skip_below: float = spec(
+        1e-6, _SCIENCE, "with grad_norm=set, a smaller gradient takes no step: what rounding leaves of equal rewards in float32"
+    )
     steps_per_batch: int = spec(1, _SCIENCE, "optimiser steps on each batch; old_logp is fixed at the first", "steps")
 
 

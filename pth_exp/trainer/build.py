@@ -113,7 +113,7 @@ def build(config: Config) -> Run:
             loss=loss,
             old_policy=config.arm.old_policy,
             kl=config.kl,
-            settings=config.optimizer,
+            steps_per_batch=config.optimizer.steps_per_batch,
             micro_batch_tokens=stack.micro_batch_tokens,
             activations=stack.activations,
         ),
@@ -136,7 +136,7 @@ def received(run: Run) -> dict[str, Any]:
     """What the built objects hold, read back from them: dotted field of the config to value, and some facts besides."""
     learner, sampler = run.learner, run.sampler
     optimizer = learner.optimizer.optimizer
-    group = optimizer.param_groups[0]
+    group, settings = optimizer.param_groups[0], learner.optimizer.settings
     model = learner.policy.model
     weights = list(model.parameters())
     values = {
@@ -149,8 +149,10 @@ def received(run: Run) -> dict[str, Any]:
         "optimizer.beta2": group["betas"][1],
         "optimizer.eps": group["eps"],
         "optimizer.weight_decay": group["weight_decay"],
-        "optimizer.max_grad_norm": learner.settings.max_grad_norm,
-        "optimizer.steps_per_batch": learner.settings.steps_per_batch,
+        "optimizer.grad_norm": settings.grad_norm,
+        "optimizer.max_grad_norm": settings.max_grad_norm,
+        "optimizer.skip_below": settings.skip_below,
+        "optimizer.steps_per_batch": learner.steps_per_batch,
         **{f"kl.{name}": value for name, value in asdict(learner.kl).items()},
         "temperature": learner.policy.temperature,
         "max_response_tokens": sampler.limit,

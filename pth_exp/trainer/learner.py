@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pth_exp.losses.kl import kl_penalty
 from pth_exp.losses.types import Loss, LossOutput, TokenBatch
-from pth_exp.schema import Activations, KlConfig, OldPolicy, OptimizerConfig
-from pth_exp.trainer.optimizer import MasterOptimizer
+from pth_exp.schema import Activations, KlConfig, OldPolicy
+from pth_exp.trainer.optimizer import GradientReport, MasterOptimizer
 from pth_exp.trainer.policy import Policy, Prefix
 from pth_exp.trainer.rollout import Rollout
 
@@ -28,8 +28,7 @@ class StepReport:
         loss: the total loss.
         kl_loss: the penalty before its coefficient, None when there is none.
         logp_grad: [B, T] d total loss / d logp, from the backward pass.
-        grad_norm: global norm before the clip.
-        clipped: whether the clip acted.
+        gradient: what became of the gradient before the step.
     """
 
     batch: TokenBatch
@@ -37,8 +36,7 @@ class StepReport:
     loss: float
     kl_loss: float | None
     logp_grad: Tensor
-    grad_norm: float
-    clipped: bool
+    gradient: GradientReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ class Learner:
         loss: the arm's loss.
         old_policy: whose log-probabilities are ``old_logp``; they are fixed at the first step on a batch.
         kl: the penalty to the reference policy.
-        settings: clip and steps a batch.
+        steps_per_batch: optimiser steps on each batch.
         micro_batch_tokens: padded response tokens of one forward pass.
         activations: whether all graphs of a batch are alive during the backward pass.
     """
@@ -77,12 +75,12 @@ class Learner:
         loss: Loss,
         old_policy: OldPolicy,
         kl: KlConfig,
-        settings: OptimizerConfig,
+        steps_per_batch: int,
         micro_batch_tokens: int,
         activations: Activations,
     ) -> None:
         self.policy, self.reference, self.optimizer, self.loss = policy, reference, optimizer, loss
-        self.old_policy, self.kl, self.settings = old_policy, kl, settings
+        self.old_policy, self.kl, self.steps_per_batch = old_policy, kl, steps_per_batch
         self.micro_batch_tokens, self.activations = micro_batch_tokens, activations
 
     def update(self, rollout: Rollout, advantage: Tensor) -> UpdateReport:
@@ -97,7 +95,7 @@ class Learner:
 
         steps: list[StepReport] = []
         old_logp: Tensor | None = None
-        for step in range(self.settings.steps_per_batch):
+        for step in range(self.steps_per_batch):
             logp = self._forward(rollout)
             if step == 0:
                 # The policy at the start of the update is the one of the first forward pass. It is not run twice, so the ratio to
@@ -110,9 +108,9 @@ class Learner:
                 penalty = kl_penalty(logp, ref_logp, mask, self.kl.estimator, self.kl.clamp, self.kl.aggregation)
                 total, kl_loss = total + self.kl.coef * penalty, float(penalty.detach())
             logp_grad = self._backward(rollout, logp, total)
-            norm, clipped = self.optimizer.step(self.settings.max_grad_norm)
+            gradient = self.optimizer.step()
             seen = TokenBatch(logp.detach(), advantage, mask, sampler_logp, old_logp, ref_logp)
-            steps.append(StepReport(seen, output, float(total.detach()), kl_loss, logp_grad, norm, clipped))
+            steps.append(StepReport(seen, output, float(total.detach()), kl_loss, logp_grad, gradient))
         return UpdateReport(steps, ref_seconds)
 
     def _forward(self, rollout: Rollout) -> Tensor:

@@ -1,15 +1,31 @@
-"""AdamW over a policy's parameters, with the gradient clip; low-precision weights get float32 masters."""
+"""AdamW over a policy's parameters, with the gradient's norm clipped or set; low-precision weights get float32 masters."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pth_exp.schema import OptimizerConfig, OptimizerName
+from pth_exp.schema import GradNorm, OptimizerConfig, OptimizerName
+
+
+@dataclass(frozen=True, slots=True)
+class GradientReport:
+    """What became of the gradient of one optimiser step.
+
+    Attributes:
+        norm: global norm, before it was clipped or set.
+        clipped: whether the clip acted; None where the norm is set.
+        skipped: there was no step, the norm being too small to be set.
+    """
+
+    norm: float
+    clipped: bool | None
+    skipped: bool = False
 
 
 class MasterOptimizer:
@@ -17,12 +33,18 @@ class MasterOptimizer:
 
     A bfloat16 number has 8 bits of mantissa: a step of 1e-5 on a weight of 0.02 would be rounded away. float32 weights are
     stepped in place.
+
+    Args:
+        model: whose parameters are stepped.
+        config: optimiser, and what happens to the gradient's norm before a step.
+        lr: learning rate.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, lr: float) -> None:
         self.weights = [p for p in model.parameters() if p.requires_grad]
         self.masters = [p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for p in self.weights]
         self._copies = [(p, m) for p, m in zip(self.weights, self.masters, strict=True) if p is not m]
+        self.settings = config
         self.optimizer = _build(self.masters, config, lr)
 
     @property
@@ -30,21 +52,37 @@ class MasterOptimizer:
         """The learning rate that the next step will use."""
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def step(self, max_grad_norm: float | None) -> tuple[float, bool]:
-        """One step; clears the gradients. Returns the global gradient norm before the clip, and whether the clip acted."""
+    def step(self) -> GradientReport:
+        """One step, after the gradient was clipped to ``max_grad_norm`` or rescaled to it (``grad_norm``); clears the gradients.
+
+        A gradient below ``skip_below`` has no direction to rescale: weights, moments and weight decay are left as they are.
+        """
         for weight, master in self._copies:
             master.grad, weight.grad = None if weight.grad is None else weight.grad.float(), None
         gradients = [m.grad for m in self.masters if m.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
-        clipped = max_grad_norm is not None and bool(norm > max_grad_norm)
-        if max_grad_norm is not None and clipped:
-            nn.utils.clip_grads_with_norm_(self.masters, max_grad_norm, norm)
-        self.optimizer.step()
+        report = self._scale(gradients, norm)
+        if not report.skipped:
+            self.optimizer.step()
+            with torch.no_grad():
+                for weight, master in self._copies:
+                    weight.copy_(master)
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for weight, master in self._copies:
-                weight.copy_(master)
-        return float(norm), clipped
+        return report
+
+    def _scale(self, gradients: list[Tensor], norm: Tensor) -> GradientReport:
+        target = self.settings.max_grad_norm
+        if self.settings.grad_norm is GradNorm.set:
+            if target is None:
+                raise ValueError("optimizer.grad_norm=set needs a norm; set optimizer.max_grad_norm=1")
+            if norm < self.settings.skip_below:
+                return GradientReport(float(norm), None, skipped=True)
+            torch._foreach_mul_(gradients, target / norm)
+            return GradientReport(float(norm), None)
+        clipped = target is not None and bool(norm > target)
+        if target is not None and clipped:
+            nn.utils.clip_grads_with_norm_(self.masters, target, norm)
+        return GradientReport(float(norm), clipped)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: the optimiser's state, and the masters that differ from the weights."""

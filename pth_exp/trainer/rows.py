@@ -25,6 +25,7 @@ def update_row(
     """The row of ``updates`` without its timings; losses and norms are means over the batch's optimiser steps."""
     steps = report.steps
     first = steps[0]
+    clipped = [step.gradient.clipped for step in steps]
     kl_losses = [step.kl_loss for step in steps if step.kl_loss is not None]
     return {
         "update": update,
@@ -38,8 +39,9 @@ def update_row(
         "actor/loss": _mean([step.loss for step in steps]),
         "actor/pg_loss": _mean([float(step.output.loss.detach()) for step in steps]),
         "actor/kl_loss": _mean(kl_losses) if kl_losses else None,
-        "actor/grad_norm": _mean([step.grad_norm for step in steps]),
-        "actor/grad_clipped": any(step.clipped for step in steps),
+        "actor/grad_norm": _mean([step.gradient.norm for step in steps]),
+        "actor/grad_clipped": None if clipped == [None] * len(steps) else any(clipped),
+        "actor/grad_skipped": sum(step.gradient.skipped for step in steps),
         "actor/lr": lr,
         "response_length/mean": float(trained.lengths.double().mean()),
         "response_length/clip_ratio": float(trained.truncated.double().mean()),

@@ -44,6 +44,12 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
         ["arm=grpo", "kl.aggregation=seq_mean_token_sum_norm"],
         ["kl.aggregation=seq_mean_token_sum_norm", "rescale kl.coef", "kl.aggregation=seq_mean_token_sum,"],
     ),
+    (
+        "a norm that is set to nothing",
+        ["arm=grpo", "optimizer.grad_norm=set", "optimizer.max_grad_norm=null"],
+        ["optimizer.max_grad_norm=null", "optimizer.grad_norm=set", "optimizer.max_grad_norm=1"],
+    ),
+    ("nothing to skip below", ["arm=grpo", "optimizer.skip_below=0"], ["optimizer.skip_below=0", "above 0"]),
     ("KL without reference", ["arm=grpo", "model.reference=none"], ["model.reference=none", "kl.coef=0.001", "kl.coef=0"]),
     (
         "arm without reference",

@@ -42,6 +42,27 @@ def test_periodic_checkpoints_are_resumed_from(configure: Configure, execute: Ex
     assert [name[:15] for name in names] == ["update-00000006", "update-00000007"], "the last two are kept, and nothing else"
 
 
+def test_a_run_with_its_norm_set_resumes_and_counts_what_it_skips(configure: Configure, execute: Execute) -> None:
+    """Some groups' rewards are equal; without a KL a batch of such groups has no gradient, and the weights stay."""
+    config = configure(
+        "san",
+        optimizer__grad_norm=schema.GradNorm.set,
+        optimizer__steps_per_batch=2,
+        kl__coef=0.0,
+        prompts_per_update=1,
+        responses_per_prompt=2,
+        updates=12,
+    )
+    whole, resumed = execute(config, "whole"), execute(config, "resumed", (3, 8))
+    assert resumed.all() == whole.all()
+    rows = whole.rows("updates")
+    skipped = [row["actor/grad_skipped"] for row in rows]
+    assert set(skipped) == {0, 2}
+    assert all(row["actor/grad_clipped"] is None for row in rows)
+    for row, after, count in zip(rows, rows[1:], skipped, strict=False):
+        assert (row["learner/fingerprint"] == after["learner/fingerprint"]) is (count == 2)
+
+
 def test_a_bfloat16_run_resumes_with_its_masters(configure: Configure, execute: Execute) -> None:
     config = configure(model__dtype=schema.Dtype.bfloat16, lr=1e-4, updates=4)
     whole, resumed = execute(config, "whole"), execute(config, "resumed", (2,))

@@ -13,7 +13,7 @@ from torch import Tensor
 from pth_exp import schema
 from pth_exp.losses import get_loss
 from pth_exp.trainer.learner import Learner, UpdateReport, micro_batches
-from pth_exp.trainer.optimizer import MasterOptimizer
+from pth_exp.trainer.optimizer import GradientReport, MasterOptimizer
 from pth_exp.trainer.policy import Policy
 from pth_exp.trainer.rollout import Prompt, Rollout, pad_rows
 
@@ -71,7 +71,7 @@ def learner_of(kind: str, arm: str, activations: schema.Activations, micro_batch
         loss=get_loss(arm),
         old_policy=schema.OldPolicy.sampler if arm == "ppo_clip" else schema.OldPolicy.recomputed,
         kl=kl,
-        settings=optimizer,
+        steps_per_batch=optimizer.steps_per_batch,
         micro_batch_tokens=micro_batch_tokens,
         activations=activations,
     )
@@ -81,9 +81,9 @@ def gradients(learner: Learner, rollout: Rollout, advantage: Tensor, monkeypatch
     """One update whose gradients, taken just before the step, go into ``monkeypatch_step``."""
     step = learner.optimizer.step
 
-    def keep(max_grad_norm: float | None) -> tuple[float, bool]:
+    def keep() -> GradientReport:
         monkeypatch_step[:] = [p.grad.clone() for p in learner.policy.model.parameters() if p.grad is not None]
-        return step(max_grad_norm)
+        return step()
 
     learner.optimizer.step = keep  # type: ignore[method-assign]
     return learner.update(rollout, advantage)
@@ -133,7 +133,7 @@ def test_gradient_equals_the_written_loss_on_unpadded_passes(kind: str, arm: str
     for ours, theirs in zip(found, expected, strict=True):
         assert (ours - theirs).abs().max() < 2e-6 * max(1.0, largest)
     norm = torch.stack([g.norm() for g in expected]).norm()
-    assert report.steps[0].grad_norm == pytest.approx(float(norm), rel=1e-5)
+    assert report.steps[0].gradient.norm == pytest.approx(float(norm), rel=1e-5)
 
 
 @settings(max_examples=12, deadline=None)
@@ -202,10 +202,61 @@ def test_gradient_clip(bound: float | None, acts: bool) -> None:
     """One Adam step is blind to the gradient's scale, so the clip is read from the optimiser's first moment."""
     learner = learner_of("qwen2", "san", schema.Activations.whole_batch, 400, max_grad_norm=bound)
     report = learner.update(*rollout_of()).steps[0]
+    assert report.gradient.clipped is acts
+    assert not report.gradient.skipped
+    assert applied_norm(learner) == pytest.approx(bound if acts and bound else report.gradient.norm, rel=1e-3)
+
+
+def applied_norm(learner: Learner) -> float:
+    """Global norm of the gradient that the optimiser was given at its first step."""
     moments = [state["exp_avg"] for state in learner.optimizer.optimizer.state.values()]
-    applied = float(torch.stack([m.norm() for m in moments]).norm() / 0.1)
-    assert report.clipped is acts
-    assert applied == pytest.approx(bound if acts and bound else report.grad_norm, rel=1e-3)
+    return float(torch.stack([m.norm() for m in moments]).norm() / 0.1)
+
+
+@pytest.mark.parametrize("target", [1e-3, 1.0, 50.0])
+def test_a_norm_that_is_set_is_the_same_whatever_the_gradient_s_was(target: float) -> None:
+    """Above and below the gradient's own, direction kept."""
+    learner = learner_of("qwen2", "san", schema.Activations.whole_batch, 400, grad_norm=schema.GradNorm.set, max_grad_norm=target)
+    gradient: list[Tensor] = []
+    report = gradients(learner, *rollout_of(), gradient).steps[0].gradient
+    assert 1e-2 < report.norm < 30, "the targets are on either side"
+    assert (report.clipped, report.skipped) == (None, False)
+    assert applied_norm(learner) == pytest.approx(target, rel=1e-5)
+    moments = [state["exp_avg"] for state in learner.optimizer.optimizer.state.values()]
+    for moment, own in zip(moments, gradient, strict=True):
+        torch.testing.assert_close(moment, 0.1 * target / report.norm * own, rtol=1e-4, atol=1e-9 * target)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_too_small_to_be_set_takes_no_step(dtype: torch.dtype) -> None:
+    """After a step that left moments behind: AdamW would move by them, and decay the weights."""
+    model = model_of("qwen2").to(dtype)
+    optimizer = MasterOptimizer(model, schema.OptimizerConfig(grad_norm=schema.GradNorm.set, skip_below=1e-3), 1e-2)
+    weights = list(model.parameters())
+
+    def step(size: float) -> GradientReport:
+        for weight in weights:
+            weight.grad = torch.full_like(weight, size)
+        return optimizer.step()
+
+    assert not step(1.0).skipped
+    before = copy.deepcopy((optimizer.state(), [w.detach() for w in weights]))
+    count = sum(w.numel() for w in weights) ** 0.5
+    for size in (0.0, 0.9e-3 / count):
+        report = step(size)
+        assert (report.skipped, report.clipped) == (True, None)
+        assert report.norm == pytest.approx(size * count, rel=1e-2)
+        assert all(w.grad is None for w in weights), "no rest of it is left for the next step"
+        torch.testing.assert_close((optimizer.state(), [w.detach() for w in weights]), before, rtol=0, atol=0)
+    assert not step(1.1e-3 / count).skipped
+    assert any(not torch.equal(w, old) for w, old in zip(weights, before[1], strict=True))
+
+
+def test_a_norm_that_is_not_set_skips_nothing() -> None:
+    learner = learner_of("qwen2", "san", schema.Activations.whole_batch, 400, skip_below=1e9)
+    before = [p.detach().clone() for p in learner.policy.model.parameters()]
+    assert not learner.update(*rollout_of()).steps[0].gradient.skipped
+    assert any(not torch.equal(a, b) for a, b in zip(before, learner.policy.model.parameters(), strict=True))
 
 
 def test_one_step_is_adamw_s_first_step_by_hand() -> None:
@@ -220,11 +271,11 @@ def test_one_step_is_adamw_s_first_step_by_hand() -> None:
 
 def test_small_steps_are_not_lost_in_bfloat16() -> None:
     model = model_of("qwen2").to(torch.bfloat16)
-    optimizer = MasterOptimizer(model, schema.OptimizerConfig(weight_decay=0.0), 1e-5)
+    optimizer = MasterOptimizer(model, schema.OptimizerConfig(weight_decay=0.0, max_grad_norm=None), 1e-5)
     weight = next(model.parameters())
     before = weight.detach().clone()
     for _ in range(300):
         weight.grad = torch.ones_like(weight)
-        optimizer.step(None)
+        optimizer.step()
     moved = float((before - weight.detach()).float().mean())
     assert moved == pytest.approx(300 * 1e-5, rel=0.2)

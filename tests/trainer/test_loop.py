@@ -140,6 +140,7 @@ def test_received_is_read_from_the_objects(configure: Configure, execute: Execut
     assert received["arm.cap"] == 1.5
     assert received["arm.aggregation"] == "token_mean"
     assert received["arm.advantage"] == "group_std"
+    assert (received["optimizer.grad_norm"], received["optimizer.skip_below"]) == ("clip", 1e-6)
     assert received["seeds.data"] == 7
     assert received["objects"]["device"] == "cpu"
 
