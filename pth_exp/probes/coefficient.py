@@ -8,7 +8,7 @@ from typing import Final
 from torch import Tensor
 
 from pth_exp.losses.types import Loss, TokenBatch
-from pth_exp.probes.ratio import Entries, at_tokens
+from pth_exp.probes.ratio import QUANTILES, Entries, at_tokens, quantiles
 from pth_exp.schema import OldPolicy
 
 NEAR_ZERO: Final = 0.01
@@ -16,16 +16,24 @@ NEAR_ZERO: Final = 0.01
 
 
 def coefficient_entries(batch: TokenBatch, token_coef: Tensor) -> Entries:
-    """Size of d loss / d surprisal over the batch's tokens.
+    """Size of d loss / d surprisal over the batch's tokens, and its distribution.
+
+    ``coef/over_mean_abs/q..`` are quantiles of the signed coefficient over ``coef/mean_abs``, so that arms whose losses differ by
+    a scale can be compared; the product of the two is absolute. None where all coefficients are zero.
 
     ``coef/near_zero_share`` counts among tokens of responses whose advantage is not 0, against their own mean size, so that it
     tells what the loss does to tokens and not how many groups had equal rewards; None if there are none.
     """
     entries: Entries = {"coef/mean_abs": None, "coef/max_abs": None, "coef/near_zero_share": None}
+    entries |= {f"coef/over_mean_abs/q{p:02d}": None for p in QUANTILES}
     if not bool(batch.mask.any()):
         return entries
-    size = at_tokens(token_coef, batch.mask).abs()
+    coef = at_tokens(token_coef, batch.mask)
+    size = coef.abs()
     entries |= {"coef/mean_abs": float(size.mean()), "coef/max_abs": float(size.max())}
+    if bool(size.mean() > 0):
+        values = quantiles(coef / size.mean())
+        entries |= {f"coef/over_mean_abs/q{p:02d}": v for p, v in zip(QUANTILES, values, strict=True)}
     trained = size[(batch.advantage != 0)[:, None].expand_as(batch.mask)[batch.mask]]
     if len(trained) > 0:
         entries["coef/near_zero_share"] = float((trained < NEAR_ZERO * trained.mean()).double().mean())

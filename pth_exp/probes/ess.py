@@ -1,10 +1,16 @@
-"""Effective sample size of the importance weights."""
+"""Effective sample size of the importance weights, and the share of them that is truncated."""
 
 from __future__ import annotations
+
+import math
+from typing import Final
 
 from torch import Tensor
 
 from pth_exp.losses.ratio import LOG_RATIO_LIMIT
+
+CAP: Final = 2.0
+"""Where an arm truncates nothing, the paper's cap tells how much one would (section 2)."""
 
 
 def effective_sample_share(log_ratio: Tensor) -> float:
@@ -16,3 +22,8 @@ def effective_sample_share(log_ratio: Tensor) -> float:
     x = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     w = (x - x.max()).exp()
     return float(w.sum().square() / (len(w) * w.square().sum()))
+
+
+def truncated_share(log_ratio: Tensor, cap: float) -> float:
+    """Share of tokens whose pi_theta/q exceeds ``cap``; ``log_ratio`` is [n] ``log pi_theta - log q``."""
+    return float((log_ratio > math.log(cap)).double().mean())

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pth_exp.losses.registry import BoundLoss
 from pth_exp.losses.types import Loss, LossOutput, TokenBatch
 from pth_exp.probes.coefficient import coefficient_entries, sampler_response
-from pth_exp.probes.ess import effective_sample_share
+from pth_exp.probes.ess import CAP, effective_sample_share, truncated_share
 from pth_exp.probes.kl import kl_entries
 from pth_exp.probes.ratio import log_policy_over_sampler, ratio_entries
 from pth_exp.schema import OldPolicy
@@ -44,10 +45,17 @@ def probe_update(loss: Loss, batch: TokenBatch, outputs: Sequence[LossOutput], o
         "ratio/clipfrac_by_step": clip_fractions or None,
         **kl_entries(log_ratio),
         "rollout_corr/ess": None if log_ratio is None else effective_sample_share(log_ratio),
+        "rollout_corr/rollout_is_ratio_fraction_high": None if log_ratio is None else truncated_share(log_ratio, _cap(loss)),
         **coefficient_entries(batch, coef),
         "coef/sampler_response": sampler_response(loss, batch, coef, old_policy),
         "tokens/trained": int(batch.mask.sum()),
     }
+
+
+def _cap(loss: Loss) -> float:
+    """The arm's own cap on pi_theta/q, or the paper's."""
+    cap = loss.parameters.get("cap") if isinstance(loss, BoundLoss) else None
+    return CAP if cap is None else float(cap)
 
 
 def _mean(values: Sequence[float]) -> float | None:

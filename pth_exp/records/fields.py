@@ -67,11 +67,15 @@ UPDATES: tuple[Column, ...] = (
     Column("rollout_corr/kl", "DOUBLE", "nats", "sampler to learner, k1: mean of log q - log of the recomputed pi_old"),
     Column("rollout_corr/k3_kl", "DOUBLE", "nats", "sampler to learner, k3"),
     Column("rollout_corr/ess", "DOUBLE", "", "effective sample size of the token weights pi_theta / q, as a share of the tokens"),
+    Column(
+        "rollout_corr/rollout_is_ratio_fraction_high", "DOUBLE", "", "share of tokens with pi/q above the arm's cap, or above 2"
+    ),
     Column("rollout_corr/rollout_rs_masked_fraction", "DOUBLE", "", "share of tokens that the loss rejected"),
     Column("rollout_corr/rollout_rs_seq_masked_fraction", "DOUBLE", "", "share of responses of which it rejected a token"),
     Column("rollout_corr/mean_abs_shift", "DOUBLE", "nats", "mean of |log q - log pi_theta|"),
     Column("coef/mean_abs", "DOUBLE", "", "mean size of d loss / d surprisal over tokens"),
     Column("coef/max_abs", "DOUBLE", "", "largest d loss / d surprisal in size"),
+    *(Column(f"coef/over_mean_abs/{q}", "DOUBLE", "", f"{q[1:]} % quantile of coefficient / mean size") for q in QUANTILES),
     Column("coef/near_zero_share", "DOUBLE", "", "share of tokens that hardly train"),
     Column("coef/sampler_response", "DOUBLE", "", "relative change of the token coefficients when pi_theta replaces q"),
     Column("shadow/pairs", "JSON", "", "cosine and norm ratio of the token coefficients, each pair of the arm and its shadows"),

@@ -6,7 +6,7 @@ from math import exp, log
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pth_exp.losses import TokenBatch, get_loss
@@ -21,7 +21,8 @@ RECORDED = {
     "ratio/old_sampler_max_abs", "ratio/old_policy_max_abs", "rollout_corr/kl", "rollout_corr/k3_kl", "rollout_corr/ess",
     "rollout_corr/rollout_rs_masked_fraction", "rollout_corr/rollout_rs_seq_masked_fraction",
     "rollout_corr/mean_abs_shift", "coef/mean_abs", "coef/max_abs", "coef/near_zero_share", "coef/sampler_response",
-    "tokens/trained", *(f"ratio/log_policy_over_sampler/q{q}" for q in ("00", "01", "05", "25", "50", "75", "95", "99", "100")),
+    "rollout_corr/rollout_is_ratio_fraction_high", "tokens/trained", *(f"coef/over_mean_abs/q{q:02d}" for q in QUANTILES),
+    *(f"ratio/log_policy_over_sampler/q{q}" for q in ("00", "01", "05", "25", "50", "75", "95", "99", "100")),
 }  # fmt: skip
 
 
@@ -128,6 +129,30 @@ def test_clip_fraction_of_each_step_and_the_mean_over_steps() -> None:
     assert row["ratio/exactly_one_share"] == 1.0  # of the first step
 
 
+def test_distribution_of_the_signed_coefficients_over_their_mean_size() -> None:
+    """0.75, 0.25 and -2 (see above), whose mean size is 1."""
+    row = probed("tis_reinforce", batch([[log(1.5), log(0.5)], [log(4.0)]], [1.0, -2.0]), OldPolicy.recomputed)
+    assert [row[f"coef/over_mean_abs/q{q}"] for q in ("00", "50", "75", "100")] == pytest.approx([-2.0, 0.25, 0.5, 0.75])
+    double = probed("tis_reinforce", batch([[log(1.5), log(0.5)], [log(4.0)]], [2.0, -4.0]), OldPolicy.recomputed)
+    assert double["coef/over_mean_abs/q00"] == pytest.approx(-2.0)
+    none = probed("tis_reinforce", batch([[0.1], [0.2]], [0.0, 0.0]), OldPolicy.recomputed)
+    assert [none[f"coef/over_mean_abs/q{q:02d}"] for q in QUANTILES] == [None] * 9
+
+
+@pytest.mark.parametrize(("name", "parameters", "share"), [
+    ("tis_reinforce", {}, 1 / 4), ("tis_ppo", {"cap": 1.2}, 3 / 4), ("san", {}, 1 / 4), ("tis_reinforce", {"cap": 5.0}, 0.0),
+])  # fmt: skip
+def test_share_of_tokens_beyond_the_arm_s_cap_or_2(name: str, parameters: dict[str, float], share: float) -> None:
+    """pi/q is 1.5, 0.5, 1.9 and 4."""
+    b = batch([[log(1.5), log(0.5), log(1.9)], [log(4.0)]], [1.0, -2.0])
+    loss = get_loss(name, **parameters)
+    row = probe_update(loss, b, [loss(b)], OldPolicy.recomputed)
+    assert row["rollout_corr/rollout_is_ratio_fraction_high"] == pytest.approx(share)
+    unknown = dataclasses.replace(b, sampler_logp=None)
+    if name == "san":
+        assert probed(name, unknown, OldPolicy.recomputed)["rollout_corr/rollout_is_ratio_fraction_high"] is None
+
+
 def test_sizes_of_coefficients_and_the_share_near_zero() -> None:
     """A min(pi/q, 2) over three responses: 2/3, 1/3 and 0.004/3; the third response has no advantage."""
     row = probed("tis_reinforce", batch([[log(2), 0.0, log(0.004)], [1.0], [0.0]], [1.0, 0.0, 0.0]), OldPolicy.recomputed)
@@ -140,7 +165,8 @@ def test_what_cannot_be_measured_is_none_and_never_zero() -> None:
     b = batch([[0.3, -0.1]], [1.0])
     unrecorded = probed("san", dataclasses.replace(b, sampler_logp=None, old_logp=None), OldPolicy.recomputed)
     measured = {k for k, v in unrecorded.items() if v is not None}
-    assert measured == {"coef/mean_abs", "coef/max_abs", "coef/near_zero_share", "tokens/trained"}
+    shape = {f"coef/over_mean_abs/q{q:02d}" for q in QUANTILES}
+    assert measured == {"coef/mean_abs", "coef/max_abs", "coef/near_zero_share", "tokens/trained"} | shape
     quiet = probed("tis_reinforce", batch([[0.3]], [0.0]), OldPolicy.recomputed)
     assert quiet["coef/sampler_response"] is None
     assert quiet["coef/near_zero_share"] is None
@@ -177,6 +203,7 @@ def test_the_probe_leaves_the_gradient_of_the_batch_alone() -> None:
     assert torch.equal(b.logp.grad, -out.token_coef)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-30, 30), min_size=1, max_size=30))
 def test_quantiles_are_numpys(values: list[float]) -> None:
     got = quantiles(torch.tensor(values, dtype=torch.float64))

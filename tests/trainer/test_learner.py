@@ -89,19 +89,21 @@ def gradients(learner: Learner, rollout: Rollout, advantage: Tensor, monkeypatch
     return learner.update(rollout, advantage)
 
 
+def plain_logp(model: Any, prompt: Sequence[int], response: Sequence[int]) -> Tensor:
+    """Log-probabilities of one response by a plain pass: the temperature divides the logits, and the rest sums to 1 again."""
+    logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
+    allowed = torch.arange(VOCABULARY) != PAD
+    return logits[torch.arange(len(response)), torch.tensor(response)] - logits[:, allowed].logsumexp(-1)
+
+
 def written_loss(arm: str, model: Any, reference: Any) -> Tensor:
     """The arm's loss plus the penalty, one plain unpadded pass a response, from the equations."""
-
-    def logp(m: Any, prompt: Sequence[int], response: Sequence[int]) -> Tensor:
-        logits = m(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
-        allowed = torch.arange(VOCABULARY) != PAD
-        return logits[torch.arange(len(response)), torch.tensor(response)] - logits[:, allowed].logsumexp(-1)
 
     tokens = sum(map(sum, LENGTHS))
     policy_terms, penalties = [], []
     for prompt, group, advantages in zip(PROMPTS, responses(), ADVANTAGES, strict=True):
         for response, advantage in zip(group, advantages, strict=True):
-            ours, theirs = logp(model, prompt, response), logp(reference, prompt, response).detach()
+            ours, theirs = plain_logp(model, prompt, response), plain_logp(reference, prompt, response).detach()
             x = theirs - ours
             penalties.append((x.exp() - x - 1).mean() / 12)
             if arm == "grpo":  # one step: the ratio is 1 and its gradient that of log pi
@@ -175,6 +177,74 @@ def test_old_logp_is_the_first_forward_pass_to_the_bit_and_stays(activations: sc
     for batch in later:
         assert torch.equal(batch.old_logp, first.old_logp)  # type: ignore[arg-type]
         assert not torch.equal(batch.logp, first.logp)
+
+
+@torch.no_grad()
+def all_logp(model: Any) -> list[Tensor]:
+    return [plain_logp(model, p, r) for p, group in zip(PROMPTS, responses(), strict=True) for r in group]
+
+
+@pytest.mark.parametrize("arm", ["grpo", "ppo_clip", "tis_ppo"])
+def test_the_ratio_on_a_second_step_is_the_declared_formula(arm: str) -> None:
+    """r = pi_theta/pi_old with pi_theta after the first step: pi_old is what it was before (grpo, tis_ppo), or q (ppo_clip).
+
+    tis_ppo's weight stays pi_old/q: it does not follow the learner from step to step.
+    """
+    learner = learner_of("qwen2", arm, schema.Activations.whole_batch, 400, steps_per_batch=2)
+    single = learner_of("qwen2", arm, schema.Activations.whole_batch, 400)
+    before = all_logp(single.policy.model)
+    single.update(*rollout_of())
+    after = all_logp(single.policy.model)
+    assert max(float((a - b).abs().max()) for a, b in zip(after, before, strict=True)) > 1e-2, "the ratio is not 1 any more"
+    terms, coefs = [], []
+    for new, old, advantage in zip(after, before, (a for group in ADVANTAGES for a in group), strict=True):
+        r = (new - (torch.tensor(-3.0) if arm == "ppo_clip" else old)).exp()
+        clipped = r.clamp(0.8, 1.2)
+        weight = (old + 3.0).exp().clamp(max=2) if arm == "tis_ppo" else torch.ones(len(r))
+        bounded = torch.maximum(-advantage * r, -advantage * clipped)
+        free = -advantage * r >= -advantage * clipped
+        if advantage < 0:
+            free &= bounded < -advantage * 3
+            bounded = bounded.clamp(max=-advantage * 3)
+        terms.append(weight * bounded)
+        coefs.append(weight * advantage * r * free)
+    output = learner.update(*rollout_of()).steps[1].output
+    tokens = sum(map(sum, LENGTHS))
+    assert float(output.loss.detach()) == pytest.approx(float(torch.cat(terms).sum() / tokens), rel=1e-4)
+    got = [row[: len(c)] for row, c in zip(output.token_coef, coefs, strict=True)]
+    torch.testing.assert_close(torch.cat(got), torch.cat(coefs) / tokens, rtol=1e-3, atol=1e-6)
+
+
+def test_temperature_divides_logits_and_not_log_probabilities() -> None:
+    """Probabilities sum to 1 at any temperature, and the odds of two tokens are those of the logits over it."""
+    model = model_of("qwen2")
+    prompt, response = PROMPTS[0], (5, 6)
+    whole = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1].detach()
+    logp = Policy(model, TEMPERATURE, [PAD]).log_probs(whole)
+    assert float(logp.exp().sum()) == pytest.approx(1.0, rel=1e-5)
+    assert float(logp[5] - logp[6]) == pytest.approx(float((whole[5] - whole[6]) / TEMPERATURE), rel=1e-4)
+    rollout, advantage = rollout_of()
+    seen = learner_of("qwen2", "san", schema.Activations.whole_batch, 400).update(rollout, advantage).steps[0].batch.logp
+    for row, expected in zip(seen, all_logp(model_of("qwen2")), strict=True):
+        torch.testing.assert_close(row[: len(expected)], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_arm_s_aggregation_does_not_rescale_the_penalty() -> None:
+    """What the KL adds to d total / d logp is the same under each of them: the penalty has an aggregation of its own."""
+    added = {}
+    for how in schema.Aggregation:
+        learner = learner_of("qwen2", "grpo", schema.Activations.whole_batch, 400)
+        learner.loss = get_loss("grpo", aggregation=how, norm_tokens=12.0)
+        step = learner.update(*rollout_of()).steps[0]
+        assert step.kl_loss is not None
+        added[how] = (step.logp_grad + step.output.token_coef, step.kl_loss, step.output.token_coef)
+    penalties = [penalty for penalty, _, _ in added.values()]
+    for how, (penalty, value, coef) in added.items():
+        torch.testing.assert_close(penalty, penalties[0], rtol=1e-4, atol=1e-7)
+        assert value == added[schema.Aggregation.token_mean][1] > 0
+        if how is not schema.Aggregation.token_mean:
+            assert not torch.allclose(coef, added[schema.Aggregation.token_mean][2], rtol=1e-2)
+    assert penalties[0].abs().max() > 1e-4
 
 
 def test_the_sampler_s_record_is_old_logp_for_an_arm_that_says_so() -> None:
