@@ -20,7 +20,7 @@ class Verdict:
     """The verdict of one check on one run.
 
     Attributes:
-        check: ratio, config or batches.
+        check: ratio, config, batches or losses.
         run: the run's label.
         outcome: the verdict.
         number: the deciding number, short enough for a table.

@@ -8,12 +8,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from pth_exp import lifecycle
-from pth_exp.checks import batches, config, ratio
+from pth_exp.checks import batches, config, losses, ratio
 from pth_exp.checks.result import Outcome, Verdict
 from pth_exp.lifecycle import State
 from pth_exp.records.reader import RunRecords, Sweep
 
-CHECKS = (ratio.NAME, config.NAME, batches.NAME)
+CHECKS = (ratio.NAME, config.NAME, batches.NAME, losses.NAME)
 
 UNREMARKABLE = (Outcome.passed, Outcome.warned)
 """Verdicts that need no expectation; a fail, or something not measured, has to be declared."""
@@ -59,8 +59,9 @@ class Report:
 
 
 def check_sweep(sweep: Sweep) -> Report:
-    """Runs checks 1 to 3 and holds the verdicts against ``design.expect``; a later expectation overrides an earlier one."""
-    verdicts = [ratio.check(run) for run in sweep.runs] + config.check(sweep) + [batches.check(run) for run in sweep.runs]
+    """Runs checks 1 to 4 and holds the verdicts against ``design.expect``; a later expectation overrides an earlier one."""
+    verdicts = [ratio.check(run) for run in sweep.runs] + config.check(sweep)
+    verdicts += [one.check(run) for one in (batches, losses) for run in sweep.runs]
     surprises = [Surprise(p.file, "run", "records", "none", p.message) for p in sweep.problems]
     surprises += [surprise for run in sweep.runs if (surprise := _not_completed(run))]
     expectations = sweep.index["design"]["expect"]

@@ -6,6 +6,7 @@ that ``read_json(files, columns=...)`` reads rows whose numbers may be spelled `
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 EXTRA = "extra/"
@@ -29,6 +30,22 @@ _KEYS = (
     Column("update", "BIGINT", "updates", "number of the update, from 0"),
     Column("attempt", "BIGINT", "", "the attempt that wrote the row"),
 )
+
+_DIFFERENCE = (
+    ("value_error", "DOUBLE", "relative error of the loss"),
+    ("gradient_error", "DOUBLE", "largest error of a response's d loss / d logp, relative to its norm"),
+    ("worst", "JSON", "where: input, response and its tokens"),
+    ("cosine", "DOUBLE", "least cosine of the whole gradient and the equation's"),
+    ("norm_ratio", "DOUBLE[]", "norm of the whole gradient over the equation's, least and largest"),
+    ("response_cosine", "DOUBLE", "least cosine of a response's gradient and the equation's"),
+    ("response_norm_ratio", "DOUBLE[]", "norm of a response's gradient over the equation's, least and largest"),
+)
+
+
+def _difference(prefix: str, of: str) -> Iterator[Column]:
+    for name, type_, meaning in _DIFFERENCE:
+        yield Column(f"{prefix}/{name}", type_, "", f"{of}: {meaning}")
+
 
 UPDATES: tuple[Column, ...] = (
     *_KEYS,
@@ -79,6 +96,8 @@ UPDATES: tuple[Column, ...] = (
     Column("coef/near_zero_share", "DOUBLE", "", "share of tokens that hardly train"),
     Column("coef/sampler_response", "DOUBLE", "", "relative change of the token coefficients when pi_theta replaces q"),
     Column("shadow/pairs", "JSON", "", "cosine and norm ratio of the token coefficients, each pair of the arm and its shadows"),
+    *_difference("backward", "the backward pass, penalty included, at updates 0, 1, 2, 4, 8, ..."),
+    Column("backward/not_measured", "VARCHAR", "", "why it was not held against the equation where it was due"),
     Column("response_length/mean", "DOUBLE", "tokens", "mean response length of the trained batch"),
     Column("response_length/clip_ratio", "DOUBLE", "", "share of truncated responses"),
     Column("tokens/trained", "BIGINT", "tokens", "response tokens in the trained batch"),
@@ -112,7 +131,20 @@ EVALS: tuple[Column, ...] = (
     Column("mean_length", "DOUBLE", "tokens", "mean response length"),
 )
 
-KINDS: dict[str, tuple[Column, ...]] = {"updates": UPDATES, "batches": BATCHES, "evals": EVALS}
+EQUATIONS: tuple[Column, ...] = (
+    Column("update", "BIGINT", "updates", "number of updates that the attempt found done when it began"),
+    Column("attempt", "BIGINT", "", "the attempt that wrote the row"),
+    Column("loss", "VARCHAR", "", "name of the loss that trains"),
+    Column("equation/sha256", "VARCHAR", "", "sha256 of the text of arm.equation"),
+    Column("not_measured", "VARCHAR", "", "why the loss was not held against the equation; null: it was"),
+    Column("inputs", "BIGINT", "batches", "fixed and random inputs"),
+    Column("responses", "BIGINT", "responses", "responses in them that have a token"),
+    *_difference("float64", "the loss computed in float64"),
+    *_difference("float32", "the loss computed in float32"),
+    Column("timing_s/equation", "DOUBLE", "seconds", "wall time of this measurement"),
+)
+
+KINDS: dict[str, tuple[Column, ...]] = {"updates": UPDATES, "batches": BATCHES, "evals": EVALS, "equations": EQUATIONS}
 """Columns of ``<kind>.NNNN.jsonl``, the segment that attempt NNNN writes."""
 
 

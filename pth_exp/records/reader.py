@@ -38,7 +38,7 @@ class Problem:
 class RunRecords:
     """One run's directory.
 
-    ``updates``, ``batches`` and ``evaluations`` hold the newest attempt's row of each update, sorted by update.
+    ``updates``, ``batches``, ``evaluations`` and ``equations`` hold the newest attempt's row of each update, sorted by update.
     ``frozen`` is the frozen file's mapping; ``manifest``, ``received`` and ``first_batches`` are None until written.
     """
 
@@ -50,6 +50,7 @@ class RunRecords:
     updates: list[Row] = field(default_factory=list)
     batches: list[Row] = field(default_factory=list)
     evaluations: list[Row] = field(default_factory=list)
+    equations: list[Row] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -70,6 +71,7 @@ class RunRecords:
         run.updates = run._rows("updates")
         run.batches = run._rows("batches")
         run.evaluations = run._rows("evals")
+        run.equations = run._rows("equations")
         run._find_gaps()
         return run
 

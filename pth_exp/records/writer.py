@@ -54,6 +54,10 @@ class RunRecorder:
         """One row of ``evals``."""
         self._append("evals", row)
 
+    def equation(self, row: Row) -> None:
+        """One row of ``equations``; ``update`` is the number of updates that the attempt found done."""
+        self._append("equations", row)
+
     def first_batches(self, batches: Sequence[Sequence[str]]) -> None:
         """The ordered prompt IDs of the first batches as drawn; written once.
 

@@ -21,6 +21,7 @@ QUESTIONS = {
     "ratio": "What is the ratio, or the weight, taken against?",
     "config": "Did every run get what its label says?",
     "batches": "Is every update trained on a batch of its own, as old as scheduled?",
+    "losses": "Is every loss the one that is written down?",
 }
 PICTURE = "check.png"
 

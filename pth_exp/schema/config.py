@@ -145,7 +145,7 @@ class Expectation:
     """A verdict that `pth check` is to come to, other than a pass."""
 
     run: str = spec(MISSING, _OUTPUT, "glob over run labels")
-    check: str = spec(MISSING, _OUTPUT, "ratio, config or batches")
+    check: str = spec(MISSING, _OUTPUT, "ratio, config, batches or losses")
     verdict: str = spec(MISSING, _OUTPUT, "fail, warn or not measured")
     reason: str = spec(MISSING, _OUTPUT, "why this is expected")
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pth_exp.probes import is_due, probe_backward, probe_equation
 from pth_exp.probes.weights import fingerprint
 from pth_exp.records.writer import RunRecorder
 from pth_exp.schema import Config
@@ -47,6 +48,8 @@ def run(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: C
         start = _restore(state, parts, queue, first_batches)
     elif config.validation.every is not None:
         _validate(parts, recorder, 0)
+    # Section 4.4: the loss that trains against the equation that its arm writes down, in this process.
+    recorder.equation({"update": start, **probe_equation(config.arm, parts.loss)})
 
     for update in range(start, config.updates):
         if should_stop():
@@ -83,6 +86,9 @@ def run(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: C
 
         # Record.
         row = rows.update_row(update, trained, drawn, parts.arm, parts.shadows, learner.optimizer.lr, weights_before, report)
+        if is_due(update):
+            first = report.steps[0]
+            row |= probe_backward(config.arm, config.kl, first.batch, first.loss, first.logp_grad)
         batch_row = rows.batch_row(update, trained, drawn, report)
         clock.lap("probe")
         recorder.batch(batch_row)

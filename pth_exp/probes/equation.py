@@ -1,0 +1,159 @@
+"""The loss held against the equation that its arm writes down (check 4): before training, and in the real backward pass."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pth_exp.equations import Equation, Evaluation, WrittenBatch, evaluate, parse, penalty_equation
+from pth_exp.losses.types import Loss, TokenBatch
+from pth_exp.probes.inputs import Input, fixed_inputs, random_inputs
+from pth_exp.probes.likeness import Differences
+from pth_exp.schema import Arm, KlConfig
+
+POLICIES = ("sampler_logp", "old_logp", "ref_logp")
+ROUNDING: Final = 1e-6
+"""Nats. A float32 log-probability so near to where a clip or a mask begins may fall on either side of it."""
+
+RANDOM = {"count": 12, "responses": 16, "longest": 48}
+
+
+def sha256(equation: str) -> str:
+    return hashlib.sha256(equation.encode()).hexdigest()
+
+
+def is_due(update: int) -> bool:
+    """Whether an update's backward pass is held against the equation: update 0, and 1, 2, 4, 8, ...
+
+    At update 0 the learner still is its reference, so a penalty has no gradient there that could be wrong.
+    """
+    return update & (update - 1) == 0
+
+
+def probe_equation(arm: Arm, loss: Loss) -> dict[str, Any]:
+    """Entries of an ``equations`` row: the implemented loss, as bound for this run, against ``arm.equation``.
+
+    Fixed and random inputs, in float64 and, apart, in float32. Where it cannot be measured the row says why; nothing is raised,
+    and no random stream moves.
+    """
+    start = time.perf_counter()
+    row: dict[str, Any] = {"loss": arm.loss}
+    if arm.equation is None:
+        return {**row, "not_measured": "arm.equation is null: nothing is written to hold the loss against"}
+    row["equation/sha256"] = sha256(arm.equation)
+    inputs = [*fixed_inputs(), *random_inputs(**RANDOM)]
+    try:
+        equation = parse(arm.equation, arm.parameters())
+        with torch.random.fork_rng(devices=[]):
+            double = compare(loss, equation, arm, inputs, torch.float64)
+            single = compare(loss, equation, arm, inputs, torch.float32)
+    except Exception as error:  # a loss or a reference of the user's own may raise anything; the run goes on without a verdict
+        return {**row, "not_measured": _reason(error)}
+    row |= {"inputs": double.inputs, "responses": double.responses}
+    return {**row, **double.entries("float64"), **single.entries("float32"), "timing_s/equation": time.perf_counter() - start}
+
+
+def compare(loss: Loss, equation: Equation, arm: Arm, inputs: Iterable[Input], dtype: torch.dtype) -> Differences:
+    """A loss computed in ``dtype`` against an equation in float64, with the arm's parameters.
+
+    Raises whatever the loss raises, and ``EquationError`` for what the equation asks for and does not get.
+    """
+    differences, parameters = Differences(), arm.parameters()
+    for given in inputs:
+        batch = given.batch
+        lengths = np.asarray(batch.lengths)
+        padded = _padded(batch, dtype)
+        output = loss(padded)
+        found = Evaluation(float(output.loss.detach()), -output.token_coef[padded.mask].double().numpy())
+        expected = evaluate(equation, batch, parameters)
+        scale = float(np.abs(expected.gradient * np.asarray(batch.logp)).sum())
+        shifts = () if dtype is torch.float64 else (-ROUNDING, ROUNDING)
+        others = (evaluate(equation, _shifted(batch, by), parameters) for by in shifts)
+        differences.add(given.name, lengths.tolist(), found, expected, others, scale)
+    return differences
+
+
+def probe_backward(arm: Arm, kl: KlConfig, batch: TokenBatch, total: float, logp_grad: Tensor) -> dict[str, Any]:
+    """Entries of an update's row: the backward pass against the equations of the arm and of the penalty, in float64.
+
+    float32 log-probabilities are float64 numbers exactly, so what differs is the stack's arithmetic alone.
+
+    Args:
+        batch: of the first optimiser step, the whole of it.
+        total: the loss that was stepped on.
+        logp_grad: [B, T] d total / d logp, as the backward pass left it.
+    """
+    try:
+        if arm.equation is None:
+            raise ValueError("arm.equation is null: nothing is written to hold the loss against")
+        return _backward(parse(arm.equation, arm.parameters()), arm, kl, batch, total, logp_grad).entries("backward")
+    except Exception as error:  # see probe_equation
+        return {"backward/not_measured": _reason(error)}
+
+
+def _backward(equation: Equation, arm: Arm, kl: KlConfig, batch: TokenBatch, total: float, logp_grad: Tensor) -> Differences:
+    written = _flat(batch)
+    found = Evaluation(total, logp_grad[batch.mask].double().cpu().numpy())
+    own = evaluate(equation, written, arm.parameters())
+    logp = np.asarray(written.logp)
+    value_scale = np.abs(own.gradient * logp).sum()
+    gradient_scale = np.zeros_like(logp)
+
+    def expected(shift: float) -> Evaluation:
+        moved = _shifted(written, shift)
+        loss, penalty = evaluate(equation, moved, arm.parameters()), _penalty(kl, kl.estimator, moved)
+        return Evaluation(loss.value + kl.coef * penalty.value, loss.gradient + kl.coef * penalty.gradient)
+
+    if kl.coef:
+        # near the reference k2 and k3 are small differences of numbers as large as k1's
+        gradient_scale = kl.coef * _penalty(kl, "k1", written).gradient
+        value_scale = max(value_scale, np.abs(gradient_scale * (logp - np.asarray(written.ref_logp))).sum())
+    differences, lengths = Differences(), np.asarray(written.lengths).tolist()
+    others = (expected(by) for by in (-ROUNDING, ROUNDING))
+    differences.add("the batch", lengths, found, expected(0.0), others, value_scale, gradient_scale)
+    return differences
+
+
+def _penalty(kl: KlConfig, estimator: str, batch: WrittenBatch) -> Evaluation:
+    if not kl.coef:
+        return Evaluation(0.0, np.zeros(np.shape(batch.logp)))
+    return evaluate(penalty_equation(estimator), batch, {"clamp": kl.clamp, "aggregation": kl.aggregation})
+
+
+def _padded(batch: WrittenBatch, dtype: torch.dtype) -> TokenBatch:
+    """As a stack hands it to a loss; slots outside the mask hold NaN."""
+    lengths = torch.as_tensor(batch.lengths)
+    mask = torch.arange(max(1, int(lengths.max()))) < lengths[:, None]
+
+    def rows(values: Any) -> Tensor:
+        padded = torch.full(mask.shape, torch.nan, dtype=torch.float64)
+        padded[mask] = torch.as_tensor(values)
+        return padded.to(dtype)
+
+    sampler, old, ref = (rows(getattr(batch, policy)) for policy in POLICIES)
+    return TokenBatch(rows(batch.logp), torch.as_tensor(batch.advantage).to(dtype), mask, sampler, old, ref)
+
+
+def _flat(batch: TokenBatch) -> WrittenBatch:
+    def tokens(values: Tensor | None) -> Any:
+        return None if values is None else values.detach()[batch.mask].double().cpu().numpy()
+
+    policies = {policy: tokens(getattr(batch, policy)) for policy in POLICIES}
+    lengths, advantage = batch.mask.sum(dim=1).cpu().numpy(), batch.advantage.double().cpu().numpy()
+    return WrittenBatch(lengths, advantage, tokens(batch.logp), **policies)
+
+
+def _shifted(batch: WrittenBatch, by: float) -> WrittenBatch:
+    policies = {policy: getattr(batch, policy) for policy in POLICIES}
+    return WrittenBatch(batch.lengths, batch.advantage, np.asarray(batch.logp) + by, **policies)
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
