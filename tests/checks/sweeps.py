@@ -110,7 +110,10 @@ def write_run(run: Path, values: Mapping[str, Any], updates: int, mutate: Mutate
         recorder.first_batches([prompts(values, draw) for draw in range(values["probe"]["first_batches"])])
         write: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "updates": recorder.update, "batches": recorder.batch, "evals": recorder.evaluation,
+            "equations": recorder.equation,
         }  # fmt: skip
+        if row := mutate("equations", _equation(values)):
+            recorder.equation(row)
         if updates and (row := mutate("evals", _evaluation(0, 0))):
             recorder.evaluation(row)
         for u in range(updates):
@@ -146,6 +149,7 @@ def _rows(values: Mapping[str, Any], u: int, version: int, draw: int, correction
         "coef/max_abs": 1.0,
         "coef/sampler_response": 0.9 * min(lag, 1.0) if correction in ("ratio", "weight", "rejection") and u > version else 0.0,
         "rollout_corr/rollout_rs_masked_fraction": min(0.5, lag) * (u > version) if correction == "rejection" else None,
+        **(difference("backward", 2e-7) if u in (0, 1, 2, 4, 8) else {}),
     }
     batch = {
         "update": u,
@@ -159,6 +163,26 @@ def _rows(values: Mapping[str, Any], u: int, version: int, draw: int, correction
     if every and ((u + 1) % every == 0 or u + 1 == values["updates"]):
         rows.append(("evals", _evaluation(u + 1, version)))
     return rows
+
+
+def difference(prefix: str, error: float, cosine: float = 1.0, ratio: Sequence[float] = (1.0, 1.0)) -> dict[str, Any]:
+    """Columns of a loss that is off by ``error`` beside its equation."""
+    return {
+        f"{prefix}/value_error": error,
+        f"{prefix}/gradient_error": error,
+        f"{prefix}/worst": {"input": "policies apart", "response": 3, "tokens": 5},
+        f"{prefix}/cosine": cosine,
+        f"{prefix}/norm_ratio": list(ratio),
+        f"{prefix}/response_cosine": cosine,
+        f"{prefix}/response_norm_ratio": list(ratio),
+    }
+
+
+def _equation(values: Mapping[str, Any]) -> dict[str, Any]:
+    equation = values["arm"]["equation"]
+    row = {"update": 0, "loss": values["arm"]["loss"], "inputs": 20, "responses": 205}
+    digest = None if equation is None else hashlib.sha256(equation.encode()).hexdigest()
+    return {**row, "equation/sha256": digest, **difference("float64", 2e-15), **difference("float32", 3e-7)}
 
 
 def _evaluation(done: int, version: int) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def test_exit_code_follows_the_expectations(
 ) -> None:
     root = faulty(tmp_path / "s", expect=expect)
     assert main(["check", str(root), "--no-figure"]) == code
-    assert ("As expected: all 6 verdicts." in capsys.readouterr().out) == (code == 0)
+    assert ("As expected: all 8 verdicts." in capsys.readouterr().out) == (code == 0)
     assert main(["check", str(root), "--no-figure", "--json"]) == code
     assert json.loads(capsys.readouterr().out)["as_expected"] == (code == 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ def pth(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def run(cwd: Path, *overrides: str) -> Path:
+    cwd.mkdir(exist_ok=True)
     done = pth("run", *SMALL, *overrides, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return (cwd / "multirun_outputs" / "latest").resolve()
@@ -72,14 +74,14 @@ def test_at_age_zero_every_arm_is_quiet(tmp_path: Path) -> None:
     code, report = check(sweep)
     assert code == 0
     assert {v["outcome"] for v in report["verdicts"]} == {"pass"}, report["verdicts"]
-    assert len(report["verdicts"]) == 3 * len(ARMS)
+    assert len(report["verdicts"]) == 4 * len(ARMS)
 
 
 def test_healthy_arms_under_lag(lagged: Path) -> None:
     code, report = check(lagged)
     assert code == 0
     assert outcomes(report, "ratio") == dict.fromkeys(ARMS, "pass") | {"grpo": "warn"}
-    for name in ("config", "batches"):
+    for name in ("config", "batches", "losses"):
         assert outcomes(report, name) == dict.fromkeys(ARMS, "pass")
     text = sentences(report, "grpo", "ratio")
     assert "Clip fraction exactly 0 on 6 of 6 updates" in text
@@ -187,7 +189,7 @@ def test_a_torn_segment_is_named_and_not_measured(copy: Path) -> None:
     code, report = check(copy)
     assert code == 1
     assert outcomes(report, "ratio")["san"] == outcomes(report, "batches")["san"] == "not measured"
-    assert [v["outcome"] for v in report["verdicts"] if v["run"] == "tis_ppo"] == ["pass"] * 3
+    assert [v["outcome"] for v in report["verdicts"] if v["run"] == "tis_ppo"] == ["pass"] * 4
     (problem,) = report["problems"]["san"]
     assert (problem["kind"], problem["file"]) == ("torn", "updates.0001.jsonl")
     assert problem["offset"] == sum(map(len, lines[:4]))
@@ -215,7 +217,41 @@ def test_missing_files_are_not_measured(copy: Path, file: str, name: str) -> Non
 def test_text_and_picture(lagged: Path) -> None:
     done = pth("check", str(lagged), cwd=lagged)
     assert done.returncode == 0
-    for text in ("grpo", "No correction for the sampler's lag (uncorrected)", "As expected: all 15 verdicts", "Accuracy"):
+    for text in ("grpo", "No correction for the sampler's lag (uncorrected)", "As expected: all 20 verdicts", "Accuracy"):
         assert text in done.stdout
     assert (lagged / "check.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert "\033[" not in done.stdout  # piped: no colour
+
+
+WRITTEN: Sequence[tuple[str, str]] = (
+    ("san_plus", "arm=san_plus_written arm.loss=san_plus"),
+    ("san_ref", "arm=san_ref_written arm.loss=san_ref"),
+    ("right", "arm=san_plus_written stack.activations=micro_batch stack.micro_batch_tokens=100"),
+    ("unwritten", "arm=san arm.equation=null"),
+    ("scale", "arm=tis_reinforce 'arm.equation=\"loss = aggregate(-2 * A * sg(min(exp(logp - sampler_logp), cap)) * logp)\"'"),
+)
+
+
+def test_a_loss_other_than_the_one_written_down(tmp_path: Path) -> None:
+    """Section 4.4, by ordinary config: the name and the equation say written, the loss is the implementation's."""
+    sweeps_ = {name: run(tmp_path / name, *shlex.split(overrides), "refresh_interval=3") for name, overrides in WRITTEN}
+    reports = {name: check(sweep) for name, sweep in sweeps_.items()}
+    found = {name: next(v for v in report["verdicts"] if v["check"] == "losses") for name, (_, report) in reports.items()}
+    assert {name: v["outcome"] for name, v in found.items()} == {
+        "san_plus": "fail", "san_ref": "fail", "right": "pass", "unwritten": "not measured", "scale": "fail",
+    }  # fmt: skip
+    assert {name: code for name, (code, _) in reports.items()} == dict.fromkeys(found, 1) | {"right": 0}
+    for name in ("san_plus", "san_ref"):
+        assert f"The loss {name} is not the equation of arm {name}_written" in found[name]["reason"]
+        assert "a scale of each response's own (cosine 1 within a response)" in found[name]["reason"]
+    edit_design(sweeps_["san_plus"], expect=[{"run": "*", "check": "losses", "verdict": "fail", "reason": "section 4.4"}])
+    assert check(sweeps_["san_plus"])[0] == 0
+
+
+def test_shadows_name_one_method_through_the_users_path(tmp_path: Path) -> None:
+    sweep = run(tmp_path, "arm=san", "probe.shadow_arms=[seq_norm,asympo_reading,grpo]", "refresh_interval=3")
+    code, report = check(sweep)
+    assert code == 0
+    assert {(p["a"], p["b"]) for p in report["shadows"] if p["one_method"]} == {("seq_norm", "asympo_reading")}
+    text = pth("check", str(sweep), "--no-figure", cwd=sweep).stdout
+    assert "seq_norm and asympo_reading are one method on these batches" in " ".join(text.split())

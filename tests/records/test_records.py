@@ -161,9 +161,28 @@ def test_duckdb_reads_every_kind(tmp_path: Path) -> None:
         generated = [{"draw": 0, "prompt_ids": ["train:3:ab"]}]
         recorder.batch({"update": 0, "prompt_ids": ["train:3:ab"], "rows": [["train:3:ab", 0]], "generated": generated})
         recorder.evaluation({"update": 0, "accuracy": 0.5, "correct": [0, 1], "decoding": {"greedy": True}})
+        recorder.equation({"update": 0, "float64/gradient_error": 1e-16, "float64/worst": {"input": "x"}})
     for kind in KINDS:
         query = "SELECT count(*) FROM read_json(?, format = 'newline_delimited', columns = ?)"
         assert duckdb.execute(query, [str(run / f"{kind}.*.jsonl"), duckdb_columns(kind)]).fetchall() == [(1,)]
+
+
+def test_equations_are_kept_of_every_attempt_and_leave_no_gap(tmp_path: Path) -> None:
+    """An attempt writes one row, at the update that it goes on from; nothing is due in between."""
+    run = new_run(tmp_path)
+    for attempt, update, error in ((1, 0, 1e-16), (2, 0, 2e-16), (3, 7, float("inf"))):
+        with RunRecorder(run, attempt, mine) as recorder:
+            recorder.equation({"update": update, "float64/gradient_error": error, "float64/norm_ratio": [0.5, 1.0]})
+    read = RunRecords.load(run)
+    assert [(row["update"], row["attempt"], row["float64/gradient_error"]) for row in read.equations] == [
+        (0, 2, 2e-16),
+        (7, 3, math.inf),
+    ]
+    assert read.problems == []
+    segment = run / "equations.0003.jsonl"
+    segment.write_bytes(segment.read_bytes()[:40])  # killed while writing
+    read = RunRecords.load(run)
+    assert [row["update"] for row in read.equations] == [0] and [p.kind for p in read.problems] == ["torn"]
 
 
 def test_first_batches_are_written_once(tmp_path: Path) -> None:

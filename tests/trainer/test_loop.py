@@ -214,3 +214,49 @@ def test_a_shadow_s_advantages_are_normalised_as_its_arm_says(configure: Configu
     rows = execute(configure("san", probe__shadows={"centred": shadow}, updates=3)).rows("updates")
     ratios = [ratio for row in rows if (ratio := row["shadow/pairs"][0]["norm_ratio"]) is not None]
     assert ratios and all(ratio > 1.5 for ratio in ratios)  # the standard deviation is at most .535
+
+
+WRITTEN = "w = sg(min(exp(clip(logp - sampler_logp, -20, 20)), cap))\nloss = aggregate(-A * w * logp)"
+
+
+@pytest.mark.parametrize("activations", list(schema.Activations))
+def test_the_loss_is_held_against_its_equation(configure: Configure, execute: Execute, activations: schema.Activations) -> None:
+    """Before training, and in the backward pass of updates 0, 1, 2 and 4, penalty and micro-batches included."""
+    config = configure(
+        "tis_reinforce",
+        arm__equation=WRITTEN,
+        stack__activations=activations,
+        stack__micro_batch_tokens=20,
+        refresh_interval=3,
+        kl__coef=0.1,
+    )
+    ran = execute(config)
+    (start,) = ran.rows("equations")
+    assert start["update"] == 0 and start["not_measured"] is None
+    assert start["float64/gradient_error"] < 1e-12 and start["float32/gradient_error"] < 2e-6
+    errors = {row["update"]: row["backward/gradient_error"] for row in ran.rows("updates")}
+    assert [update for update, error in errors.items() if error is not None] == [0, 1, 2, 4]
+    assert all(error < 1e-5 for error in errors.values() if error is not None)
+    assert max(row["backward/value_error"] or 0 for row in ran.rows("updates")) < 1e-5
+
+
+def test_a_resumed_run_keeps_the_first_backward_pass_and_measures_the_loss_again(configure: Configure, execute: Execute) -> None:
+    config = configure("tis_reinforce", arm__equation=WRITTEN, stack__checkpoint_every=1)
+    plain, resumed = execute(config, "plain"), execute(config, "resumed", stops=(3,))
+    assert plain.rows("updates") == resumed.rows("updates")
+    assert [row["update"] for row in resumed.rows("equations")] == [0, 3]
+    assert all(row["float64/gradient_error"] < 1e-12 for row in resumed.rows("equations"))
+
+
+def test_an_equation_of_something_else_is_recorded_as_such(configure: Configure, execute: Execute) -> None:
+    ran = execute(configure("tis_reinforce", arm__equation="loss = aggregate(-2 * A * logp)", updates=1, kl__coef=0.0))
+    (start,), (update,) = ran.rows("equations"), ran.rows("updates")
+    assert start["float64/gradient_error"] > 0.4
+    assert update["backward/gradient_error"] == pytest.approx(0.5, abs=1e-3)
+    assert update["backward/norm_ratio"] == pytest.approx([0.5, 0.5], abs=1e-3)  # w = 1 at age 0
+
+
+def test_an_equation_that_cannot_be_read_stops_no_training(configure: Configure, execute: Execute) -> None:
+    ran = execute(configure("san", arm__equation="loss = mean(", updates=2))
+    assert "line 1" in ran.rows("equations")[0]["not_measured"]
+    assert all("line 1" in row["backward/not_measured"] for row in ran.rows("updates"))
