@@ -53,7 +53,7 @@ def test_truncated_weight_is_the_paper_s(capsys: pytest.CaptureFixture[str]) -> 
     assert arms["tis_reinforce"]["aggregation"] == "seq_mean_token_sum", "Table 4's coefficient has no 1/T"
 
 
-def test_demo_plants_one_data_seed_and_nothing_else(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_plants_one_data_seed_one_loss_and_nothing_else(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = configs(capsys, "demo")
     shown = [(r["arm"]["name"], r["refresh_interval"], r["replay_age"], r["queue"], r["seed"], r["seeds"]["data"]) for r in runs]
     assert shown == [
@@ -63,7 +63,10 @@ def test_demo_plants_one_data_seed_and_nothing_else(here: Path, capsys: pytest.C
         ("tis_reinforce", 1, 32, "unique_prefill", 42, 42),
         ("tis_reinforce", 1, 32, "warmup", 42, 42),
         ("tis_ppo", 96, 0, "unique_prefill", 43, 42),
+        ("san_plus_written", 96, 0, "unique_prefill", 42, 42),
     ]
+    others = [run["arm"]["loss"] == run["arm"]["name"] for run in runs]
+    assert others == [True] * 6 + [False] and runs[6]["arm"]["loss"] == "san_plus", "and one loss that is not the one written"
     code, out, _ = pth(capsys, "run", "experiment=demo", "--dry-run")
     assert code == 0 and "design gate: labelled" in out
     assert out.count("remedy") == 1 and "swept-but-equal: seed is varied but did not reach seeds.data: tis_ppo·seed=43" in out
