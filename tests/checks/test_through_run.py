@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -30,7 +29,6 @@ def pth(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def run(cwd: Path, *overrides: str) -> Path:
-    cwd.mkdir(exist_ok=True)
     done = pth("run", *SMALL, *overrides, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return (cwd / "multirun_outputs" / "latest").resolve()
@@ -223,29 +221,48 @@ def test_text_and_picture(lagged: Path) -> None:
     assert "\033[" not in done.stdout  # piped: no colour
 
 
-WRITTEN: Sequence[tuple[str, str]] = (
-    ("san_plus", "arm=san_plus_written arm.loss=san_plus"),
-    ("san_ref", "arm=san_ref_written arm.loss=san_ref"),
-    ("right", "arm=san_plus_written stack.activations=micro_batch stack.micro_batch_tokens=100"),
-    ("unwritten", "arm=san arm.equation=null"),
-    ("scale", "arm=tis_reinforce 'arm.equation=\"loss = aggregate(-2 * A * sg(min(exp(logp - sampler_logp), cap)) * logp)\"'"),
-)
+WRITTEN: dict[str, list[str]] = {
+    "san_plus": ["arm=san_plus_written", "arm.loss=san_plus"],
+    "san_ref": ["arm=san_ref_written", "arm.loss=san_ref"],
+    "right": ["arm=san_plus_written", "stack.activations=micro_batch", "stack.micro_batch_tokens=100"],
+    "unwritten": ["arm=san", "arm.equation=null"],
+    "scale": [
+        "arm=tis_reinforce",
+        "arm.cap=9",
+        'arm.equation="loss = aggregate(-2 * A * sg(min(exp(logp - sampler_logp), 9)) * logp)"',
+    ],
+}
 
 
 def test_a_loss_other_than_the_one_written_down(tmp_path: Path) -> None:
     """Section 4.4, by ordinary config: the name and the equation say written, the loss is the implementation's."""
-    sweeps_ = {name: run(tmp_path / name, *shlex.split(overrides), "refresh_interval=3") for name, overrides in WRITTEN}
-    reports = {name: check(sweep) for name, sweep in sweeps_.items()}
-    found = {name: next(v for v in report["verdicts"] if v["check"] == "losses") for name, (_, report) in reports.items()}
-    assert {name: v["outcome"] for name, v in found.items()} == {
-        "san_plus": "fail", "san_ref": "fail", "right": "pass", "unwritten": "not measured", "scale": "fail",
-    }  # fmt: skip
-    assert {name: code for name, (code, _) in reports.items()} == dict.fromkeys(found, 1) | {"right": 0}
-    for name in ("san_plus", "san_ref"):
-        assert f"The loss {name} is not the equation of arm {name}_written" in found[name]["reason"]
-        assert "a scale of each response's own (cosine 1 within a response)" in found[name]["reason"]
-    edit_design(sweeps_["san_plus"], expect=[{"run": "*", "check": "losses", "verdict": "fail", "reason": "section 4.4"}])
-    assert check(sweeps_["san_plus"])[0] == 0
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    design = {
+        "gate": "label",
+        "vary": ["arm"],
+        "blocks": ["stack.activations", "stack.micro_batch_tokens", "arm.loss", "arm.cap"],
+    }
+    content = {"name": "written", "hydra": {"sweeper": {"blocks": list(WRITTEN.values())}}, "design": design}
+    text = "# @package _global_\n" + json.dumps(content)
+    (tmp_path / "conf" / "experiment" / "written.yaml").write_text(text)
+    sweep = run(tmp_path, "experiment=written", "refresh_interval=3")
+    labels = [entry["label"] for entry in json.loads((sweep / "index.json").read_text())["runs"]]
+    code, report = check(sweep)
+    found = dict(zip(WRITTEN, (outcomes(report, "losses")[label] for label in labels), strict=True))
+    assert found == {"san_plus": "fail", "san_ref": "fail", "right": "pass", "unwritten": "not measured", "scale": "fail"}
+    assert code == 1 and {s["check"] for s in report["surprises"]} == {"losses"}
+    for name, label in zip(WRITTEN, labels, strict=True):
+        if name.startswith("san_"):
+            said = sentences(report, label, "losses")
+            assert f"The loss {name} is not the equation of arm {name}_written" in said
+            assert "a scale of each response's own (cosine 1 within a response)" in said
+    expect = [
+        {"run": label, "check": "losses", "verdict": found[name], "reason": "section 4.4"}
+        for name, label in zip(WRITTEN, labels, strict=True)
+        if found[name] != "pass"
+    ]
+    edit_design(sweep, expect=expect)
+    assert check(sweep)[0] == 0
 
 
 def test_shadows_name_one_method_through_the_users_path(tmp_path: Path) -> None:
