@@ -22,8 +22,9 @@ def gspo(batch: TokenBatch, *, clip_low: float = 3e-4, clip_high: float = 4e-4) 
     s = exp(clamp(mean_t(logp - old_logp), -20, 20)), the geometric mean of a response's token ratios;
     term = max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)); the loss is the mean of the terms over the responses.
 
-    The clip range is the paper's. verl writes the same value and gradient token by token (a detached s times pi/sg(pi)) and
-    clamps the log-ratio above at 10 only. There is no dual clip: a bad response's ratio is not bounded above.
+    The clip range is the paper's, and so is the mean over responses; verl writes the same gradient token by token (a detached s
+    times pi/sg(pi)), aggregates it as it is told, token-mean unless it is told otherwise, and clamps the log-ratio above at 10
+    only. There is no dual clip: a bad response's ratio is not bounded above.
 
     A reading: the paper's old policy generated the responses. Recomputed at the start of an update, as verl's is unless it is
     told to bypass that, it makes s 1 with one step a batch; the arm therefore takes ``old_logp`` from the sampler.
