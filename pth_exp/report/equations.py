@@ -33,10 +33,11 @@ seq_mean_token_sum mean_i(Σ_t(x)) · seq_mean_token_sum_norm mean_i(Σ_t(x)) / 
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code 0, or 2 for an arm that is not known or whose equation cannot be read."""
+    """Exit code 0; 1 when --check finds a loss that is not its equation; 2 for an arm that is not known or cannot be read."""
     parser = argparse.ArgumentParser(prog="pth equations", description=__doc__, epilog=main.__doc__)
     parser.add_argument("arms", nargs="*", metavar="ARM", help="default: every arm that can be chosen here, and the KL penalty")
     parser.add_argument("--latex", action="store_true", help="LaTeX, for amsmath, instead of text")
+    parser.add_argument("--check", action="store_true", help="hold each loss against its equation, and print a table of errors")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     arguments = parser.parse_args(argv)
     folder = Path.cwd()
@@ -46,6 +47,10 @@ def main(argv: Sequence[str]) -> int:
     except Refusal as refusal:
         print(f"pth equations: {refusal}", file=sys.stderr)
         return 2
+    if arguments.check:
+        from pth_exp.report import equation_check  # torch is imported only when a loss is evaluated
+
+        return equation_check.run(written, arguments.json)
     penalties = [] if arguments.arms else list(schema.KlEstimator)
     if arguments.json:
         print(json.dumps([_record(file, equation) for file, equation in written], indent=1, ensure_ascii=False))
