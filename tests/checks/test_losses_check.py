@@ -133,3 +133,12 @@ def test_a_run_killed_before_its_first_update_is_not_measured(tmp_path: Path) ->
 
 def test_half_a_measurement_is_no_pass(tmp_path: Path) -> None:
     assert judge(tmp_path, off("float64", value_error=None)).outcome is Outcome.failed
+
+
+def test_a_later_backward_pass_does_not_stand_for_the_first(tmp_path: Path) -> None:
+    def without_the_first(kind: str, row: dict[str, Any]) -> dict[str, Any]:
+        first = kind == "updates" and row["update"] == 0
+        return {key: value for key, value in row.items() if not (first and key.startswith("backward/"))}
+
+    verdict = judge(tmp_path, without_the_first)
+    assert verdict.outcome is Outcome.not_measured and "update 0" in verdict.reason
