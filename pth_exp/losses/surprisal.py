@@ -27,10 +27,9 @@ def token_average(values: Tensor, mask: Tensor) -> Tensor:
 def anchored_weights(level: Tensor, anchor: Tensor) -> Tensor:
     """[B, T] ``w_t = min(1, anchor/l_t)``, 1 wherever l_t is at most the anchor, zero surprisal included.
 
-    ``level`` is the detached surprisal; ``anchor`` broadcasts against it and is at least 0.
+    ``level`` is the detached surprisal; ``anchor`` broadcasts against it and is at least 0. An anchor that is NaN gives NaN.
     """
-    above = level > anchor
-    return torch.where(above, anchor / torch.where(above, level, 1.0), 1.0)
+    return torch.where(level <= anchor, 1.0, anchor / torch.where(level > 0, level, 1.0))
 
 
 def robust_mean(surprisal: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
