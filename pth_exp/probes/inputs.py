@@ -36,7 +36,7 @@ def _input(name: str, lengths: ArrayLike, advantage: ArrayLike, surprisal: Array
 
 
 def fixed_inputs() -> list[Input]:
-    """The corners: one token, no token, surprisal 0, equal surprisals, log-ratios beyond the clamp at 20, ratios of exactly 1."""
+    """The corners: one token, none, surprisal 0 or rounded below it, log-ratios beyond the clamp at 20, ratios of exactly 1."""
     surprisal = [0.4, 2.0, 0.05, 1.1, 0.0, 3.0, 0.7, 0.2, 0.9]
     lengths, advantage = [1, 3, 0, 5], [1.5, -0.8, 2.0, 0.6]
     apart = {
@@ -46,6 +46,9 @@ def fixed_inputs() -> list[Input]:
     }
     same = dict.fromkeys(apart, surprisal)
     far = {"sampler": [50.4, 0.0, 25.0, 0.1, 5.0, 0.4, 3.7, 40.0, 0.5], "ref": [8.0, 0.1, 30.0, 0.2, 6.0, 0.3, 45.0, 2.0, 0.1]}
+    sure = [3e-8, 1e-7, 0.0, -6e-8, 4e-7, 2e-8]  # one of them as rounding leaves it
+    surer = [2e-8, 3e-8, 0.0, 1e-8, 1e-7, 5e-8]
+    beyond = [24.4, 27.0, 25.0, 3.0, 5.0]  # every token of a response on one side of the clamp
     return [
         _input("policies apart", lengths, advantage, surprisal, **apart),
         _input("learner far from all", lengths, advantage, [0.4, 50.0, 0.05, 9.0, 0.0, 30.0, 0.7, 0.2, 12.0], **apart),
@@ -53,6 +56,12 @@ def fixed_inputs() -> list[Input]:
         _input("all policies equal", lengths, advantage, surprisal, **same),
         _input("equal surprisals", [4, 2, 1], [1.0, -2.0, 0.5], [0.5] * 4 + [2.0] * 2 + [1e-3]),
         _input("a certain learner", [3, 2, 4, 1], [1.0, -1.0, 0.7, -0.4], [0.0] * 5 + [1e-7, 1e-8, 0.0, 1e-7, 1e-5]),
+        _input("all certain", [2, 3, 1], [1.0, -0.7, 0.4], sure, sampler=surer, old=surer, ref=surer),
+        _input("a certain reference", [3, 2], [0.9, -1.2], [0.6, 2.0, 0.1, 1.4, 0.3], ref=[0.0, 0.0, 0.0, 0.0, 0.2]),
+        _input("ratios beyond the clamp", [3, 2], [1.1, -0.5], [0.4, 1.0, 2.0, 26.0, 31.0], sampler=beyond, old=beyond),
+        _input(
+            "all ratios below the clamp", [2, 1], [1.1, -0.5], [24.0, 33.0, 28.0], sampler=[0.4, 1.1, 0.0], old=[0.4, 1.1, 0.0]
+        ),
         _input("one response", [6], [-1.3], [0.1, 4.0, 0.3, 0.0, 2.5, 0.8]),
         _input("no advantage in one", [2, 3], [0.0, 1.0], [0.6, 1.4, 0.2, 0.9, 3.3]),
     ]

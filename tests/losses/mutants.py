@@ -10,14 +10,29 @@ branch, and is caught if check 4's measurement on its inputs fails under one of 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Any
+
+import torch
+
+from pth_exp.armfiles import CONF, arm_paths, read_arm
+from pth_exp.checks.losses import TOLERANCE
+from pth_exp.equations import parse
+from pth_exp.losses import BoundLoss, get_loss
+from pth_exp.losses.registry import _ENTRIES
+from pth_exp.losses.types import Loss
+from pth_exp.probes.equation import RANDOM, compare
+from pth_exp.probes.inputs import Input, fixed_inputs, random_inputs
+from pth_exp.schema import Aggregation, Arm
 
 PACKAGE = "pth_exp.losses"
 
@@ -154,3 +169,141 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+AGGREGATIONS: dict[str, Any] = {"aggregation": list(Aggregation)}
+VARIANTS: dict[str, list[Any]] = {
+    **AGGREGATIONS, "dual_clip": [None, 3.0], "cap": [None, 2.0], "clip_low": [None, 0.2], "weighted": [False, True],
+    "count_rejected": [False, True], "harmful_only": [False, True], "lower": [0.0, 0.5],
+}  # fmt: skip
+"""Values of a parameter that lead to another branch of a loss."""
+
+
+def settings(arm: Arm) -> list[Arm]:
+    """The arm as it ships, and with each parameter that chooses a branch changed alone, as far as its loss allows that."""
+    found = [arm]
+    for name, values in VARIANTS.items():
+        for value in values if hasattr(arm, name) else ():
+            changes = {name: value} | ({"norm_tokens": 48.0} if name == "aggregation" else {})
+            if getattr(arm, name) != value:
+                found.append(dataclasses.replace(arm, **changes))
+    return [a for a in found if _is_possible(a)]
+
+
+def _is_possible(arm: Arm) -> bool:
+    try:
+        get_loss(arm.loss, **arm.parameters())
+    except ValueError:
+        return False
+    return True
+
+
+def arms() -> dict[str, Arm]:
+    """Every arm that ships; what a run supplies is a number here."""
+    read = {name: read_arm(name, CONF).arm for name in arm_paths(CONF)}
+    return {n: dataclasses.replace(a, norm_tokens=48.0) if isinstance(getattr(a, "norm_tokens", None), str) else a
+            for n, a in read.items()}  # fmt: skip
+
+
+def inputs() -> list[Input]:
+    """What a run is measured on before it trains."""
+    return [*fixed_inputs(), *random_inputs(**RANDOM)]
+
+
+def error_of(loss: Loss, arm: Arm, on: Sequence[Input]) -> float:
+    """Check 4's deciding number: the larger of value and gradient error, in float64; infinite if the loss raises."""
+    assert arm.equation is not None
+    try:
+        found = compare(loss, parse(arm.equation, arm.parameters()), arm, on, torch.float64)
+    except Exception:
+        return inf
+    return max(found.value_error, found.gradient_error) if found.inputs else inf
+
+
+def is_caught(mutant: Mutant, arm: Arm, on: Sequence[Input]) -> bool:
+    """Whether check 4 fails for the arm's loss with this fault, under one of its settings."""
+    own = _ENTRIES[arm.loss].function
+    with mutant.installed() as faulty:
+        function = faulty if mutant.original is own else own
+        losses = ((BoundLoss(arm.loss, get_loss(arm.loss, **a.parameters()).parameters, function), a) for a in settings(arm))
+        return any(not error_of(loss, a, on) <= TOLERANCE for loss, a in losses)
+
+
+def survivors(name: str, arm: Arm, on: Sequence[Input]) -> tuple[list[Mutant], list[Mutant]]:
+    """All mutants of an arm's loss, and those that are not caught."""
+    made = [m for f in functions(_ENTRIES[arm.loss].function) for m in mutants(f)]
+    return made, [m for m in made if not is_caught(m, arm, on)]
+
+
+EMPTY = "acts on responses without a token alone, whose slots the registry's mask takes out of value and gradient"
+METRICS = "decides a metric, and no loss"
+EQUIVALENT: dict[tuple[str, str], tuple[str, str]] = {
+    ("aggregate.aggregate", "mask"): ("*", "the weight of a slot outside the mask is 0, and the registry has put a 0 there"),
+    ("aggregate.aggregate", "reduction"): ("gspo", METRICS),
+    ("aggregate.aggregation_weights", "clamp"): ("gspo", METRICS),
+    ("aggregate.aggregation_weights", "normaliser"): ("gspo", METRICS),
+    ("aggregate.aggregation_weights", "reduction"): ("gspo", METRICS),
+    ("aggregate.response_mean", "mask"): ("*", "the registry gives a response without a token the advantage 0"),
+    ("aggregate.response_mean", "normaliser"): ("icepop mis mis_geo mis_seq", METRICS),
+    ("aggregate.response_mean", "reduction"): ("icepop mis mis_geo mis_seq", METRICS),
+    ("aggregate.token_share", "normaliser"): ("*", METRICS),
+    ("cispo.cispo", "sign -log_r"): ("cispo", METRICS),
+    ("gspo.gspo", "sign -log_ratio(batch.logp, old_logp)"): ("gspo", METRICS),
+    ("m2po.m2po", "sign -log_r"): ("m2po", METRICS),
+    ("m2po.m2po", "stop-gradient"): ("m2po", "the shift enters comparisons and metrics, through which no gradient passes"),
+    ("masked._masked_ppo", "clamp torch.where(w.isnan(), w, 1.0)"): ("*", "an unweighted loss whose inputs are numbers"),
+    ("ppo.clipped_terms", "sign -log_r"): ("*", METRICS),
+    ("ratio.geometric_log_ratio", "clamp mask"): ("*", EMPTY),
+    ("ratio.geometric_log_ratio", "clamp ((logp"): (
+        "mis_geo",
+        "a mean log-ratio beyond 20 nats is outside the bounds, clamped or not",
+    ),
+    ("ratio.log_ratio", "clamp"): ("gspo m2po", "a metric of gspo; m2po masks |d| > 20 in any batch of fewer than 10,000 tokens"),
+    ("ratio.log_ratio", "sign"): ("gspo", METRICS),
+    ("san_reference.san_plus", "clamp batch.mask.sum"): ("san_plus", EMPTY),
+    ("sequence._floored", "clamp torch.where"): ("*", EMPTY),
+    ("surprisal.anchored_weights", "clamp torch.where(level > 0, level, 1.0)"): (
+        "*",
+        "a detached quotient that is not taken there",
+    ),
+    ("surprisal.robust_mean", "clamp torch.where(total"): ("san san_plus_written", EMPTY),
+    ("surprisal.surprisal_level", "clamp"): (
+        "san_ref san_ref_written",
+        "the level is only compared with an anchor of at least 0, which a surprisal below 0 never exceeds",
+    ),
+    ("surprisal.token_average", "clamp"): ("*", EMPTY),
+    ("tis.truncated_weight", "stop-gradient"): ("tis_ppo", "its argument is the old policy, which carries no gradient"),
+}
+"""Mutants that no input can tell from the loss: (function, beginning of operator and source) to (arms, or * for all; why)."""
+
+
+def why_equivalent(name: str, mutant: Mutant) -> str | None:
+    """Why a fault in the loss of the arm ``name`` cannot be seen; None for one that should be."""
+    for (function, start), (names, reason) in EQUIVALENT.items():
+        said = f"{mutant.operator} {mutant.before}"
+        if mutant.function == function and said.startswith(start) and (names == "*" or name in names.split()):
+            return reason
+    return None
+
+
+def main(chosen: Sequence[str]) -> None:
+    on = inputs()
+    print("| arm | faults | seen by check 4 | equivalent | missed |\n|---|---|---|---|---|")
+    left: Counter[tuple[str, str]] = Counter()
+    total: Counter[str] = Counter()
+    for name, arm in arms().items():
+        if chosen and name not in chosen:
+            continue
+        made, survived = survivors(name, arm, on)
+        reasons = [why_equivalent(name, m) for m in survived]
+        left.update((str(m), reason or "MISSED") for m, reason in zip(survived, reasons, strict=True))
+        counts = [len(made), len(made) - len(survived), len(survived) - reasons.count(None), reasons.count(None)]
+        total.update(dict(zip(("faults", "seen", "equivalent", "missed"), counts, strict=True)))
+        print(f"| {name} | {' | '.join(map(str, counts))} |", flush=True)
+    print(f"| all | {' | '.join(map(str, total.values()))} |\n\nNot seen (in how many arms), and why:\n")
+    for (mutant, reason), times in sorted(left.items()):
+        print(f"- {mutant} ({times}): {reason}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
