@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TextIO
 
 from pth_exp.freeze import FrozenRun
+from pth_exp.interpreters import interpreter
 from pth_exp.lifecycle import State
 
-WORKER = (sys.executable, "-P", "-m", "pth_exp.worker")
-"""-P: files of the folder the sweep was started in (a study, another checkout) do not stand in for modules."""
+WORKER = ("-P", "-m", "pth_exp.worker")
+"""What the stack's interpreter is given. -P: files of the folder the sweep was started in (a study, another checkout) do not
+stand in for modules."""
 
 LOG = "log.txt"
 """A run's stdout and stderr, in its directory; attempts append."""
@@ -43,6 +44,8 @@ class Job:
         updates: how many updates it has, for progress.
         threads: CPU threads that it may use.
         device: ``stack.device``: auto, cpu, cuda or cuda:N.
+        stack: name of the stack.
+        python: ``stack.python``, where a stack has an interpreter of its own.
     """
 
     index: int
@@ -54,6 +57,13 @@ class Job:
     updates: int | None = None
     threads: int = 1
     device: str = "auto"
+    stack: str = "trainer"
+    python: str | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other run of its stack may go on beside it: a verl job takes all the GPUs, or memory, that there are."""
+        return self.stack == "verl"
 
     @classmethod
     def of(cls, run: FrozenRun) -> Job:
@@ -68,10 +78,20 @@ class Job:
             updates=run.config_values["updates"],
             threads=stack.get("threads", 1),
             device=stack.get("device", "auto"),
+            stack=stack["name"],
+            python=stack.get("python"),
         )
 
     def command(self) -> list[str]:
-        return [*WORKER, "--frozen", str(self.frozen.absolute()), "--sha256", self.sha256]
+        """Raises ``NoInterpreter``."""
+        return [
+            str(interpreter(self.stack, self.python)),
+            *WORKER,
+            "--frozen",
+            str(self.frozen.absolute()),
+            "--sha256",
+            self.sha256,
+        ]
 
     def process_environment(self, place: str) -> dict[str, str]:
         """What a worker's process must start with: it is too late for threads and the allocator once it runs."""

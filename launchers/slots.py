@@ -28,7 +28,7 @@ class Slots:
     """Room for runs on this machine.
 
     A run gets a GPU of its own where GPUs are visible and ``stack.device`` takes one, otherwise ``stack.threads`` cores. It waits
-    until there is memory for it, except that one run always runs.
+    until there is memory for it, except that one run always runs. Of verl's jobs one runs at a time, and sees all GPUs.
 
     Args:
         limit: runs at a time; ``None`` as many as cores or GPUs allow. More runs than GPUs share the GPUs evenly.
@@ -62,6 +62,8 @@ class Slots:
         self._largest = max([self._largest, *(machine.resident_memory(run.pid) for run in running)])
 
     def _has_room(self, job: Job, running: Sequence[Running]) -> bool:
+        if job.alone and any(run.job.alone for run in running):
+            return False
         if self._takes_gpu(job):
             return self.gpu_for(job, running) is not None
         taken = sum(run.job.threads for run in running if run.gpu is None)
@@ -69,7 +71,7 @@ class Slots:
 
     def _takes_gpu(self, job: Job) -> bool:
         kind, _, number = job.device.partition(":")
-        return kind in ("auto", "cuda") and bool(self._gpus) and (not number or int(number) < len(self._gpus))
+        return not job.alone and kind in ("auto", "cuda") and bool(self._gpus) and (not number or int(number) < len(self._gpus))
 
     def _memory_suffices(self, running: Sequence[Running]) -> bool:
         need = self._need or max(self._largest, LEAST_NEED)

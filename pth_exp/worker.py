@@ -28,7 +28,7 @@ from pth_exp.refusal import Refusal
 
 COMPLETED, FAILED, REFUSED, PREEMPTED = 0, 1, 2, 3
 
-STACKS = {"trainer": "pth_exp.trainer.loop:run"}
+STACKS = {"trainer": "pth_exp.trainer.loop:run", "verl": "pth_exp.verl_stack.host:run"}
 """Name of a stack to its ``run(config, recorder, checkpoints, should_stop)``, which returns ``completed`` or ``preempted``."""
 
 _EXITS = {State.COMPLETED: COMPLETED, State.PREEMPTED: PREEMPTED}

@@ -76,12 +76,18 @@ def special_tokens(model: Any, tokenizer: Any) -> SpecialTokens:
 
     Raises ``ModelError`` if no token ends a response.
     """
-    configured = model.config.eos_token_id
+    eos = end_tokens(model.config, tokenizer)
+    pad = eos[0] if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+    return SpecialTokens(eos, pad, () if pad in eos else (pad,))
+
+
+def end_tokens(config: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Tokens that end a response, by the model's config.json or the tokenizer. Raises ``ModelError`` if there is none."""
+    configured = config.eos_token_id
     ends = set(configured if isinstance(configured, list) else [configured]) | {tokenizer.eos_token_id}
     eos = tuple(sorted(end for end in ends if end is not None))
     if not eos:
         raise ModelError(
-            f"model.path: {model.config.name_or_path!r} has no end-of-sequence token; set eos_token in its tokenizer_config.json"
+            f"model.path: {config.name_or_path!r} has no end-of-sequence token; set eos_token in its tokenizer_config.json"
         )
-    pad = eos[0] if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
-    return SpecialTokens(eos, pad, () if pad in eos else (pad,))
+    return eos

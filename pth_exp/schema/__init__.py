@@ -43,6 +43,7 @@ from pth_exp.schema.config import (
     TaskConfig,
     TrainerStack,
     ValidationConfig,
+    VerlStack,
 )
 from pth_exp.schema.fields import MISSING, Role, spec
 from pth_exp.schema.reading import FieldInfo, build, field_table, leaf_fields, nearest
@@ -89,6 +90,7 @@ __all__ = [
     "TisReinforceArm",
     "TrainerStack",
     "ValidationConfig",
+    "VerlStack",
     "build",
     "field_table",
     "leaf_fields",

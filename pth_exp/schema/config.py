@@ -25,7 +25,7 @@ _SCIENCE, _EXECUTION, _OUTPUT = Role.science, Role.execution, Role.output
 
 @dataclass
 class StackConfig:
-    name: str = spec(MISSING, _SCIENCE, "which stack trains: trainer")
+    name: str = spec(MISSING, _SCIENCE, "which stack trains: trainer or verl")
     record_sampler_logp: bool = spec(True, _SCIENCE, "the sampler records the log-probability of each token it samples")
 
 
@@ -40,6 +40,27 @@ class TrainerStack(StackConfig):
     activations: Activations = spec(Activations.whole_batch, _EXECUTION, "micro_batch: one more forward pass, less memory")
     checkpoint_every: Optional[int] = spec(20, _EXECUTION, "a checkpoint after every so many updates; null: none", "updates")
     keep_checkpoints: int = spec(1, _EXECUTION, "older checkpoints kept beside the newest", "checkpoints")
+
+
+@dataclass
+class VerlStack(StackConfig):
+    """verl's v1 trainer on Ray, with vLLM as the sampler. It has an environment and an interpreter of its own: `make verl`."""
+
+    device: str = spec("auto", _EXECUTION, "auto, cpu or cuda; auto takes GPUs if one is visible")
+    python: Optional[str] = spec(
+        None, _EXECUTION, "interpreter of verl's environment; null: PTH_VERL_PYTHON, or .venv-verl here or beside the package"
+    )
+    ray_address: Optional[str] = spec(None, _EXECUTION, "a running Ray cluster; null: one of this run's own")
+    ranks: int = spec(1, _EXECUTION, "processes of the learner, one GPU each", "ranks")
+    threads: int = spec(1, _EXECUTION, "CPU threads of each process", "threads")
+    sampler_rows: int = spec(256, _EXECUTION, "responses that vLLM generates at a time", "rows")
+    micro_batch_rows: Optional[int] = spec(
+        None, _EXECUTION, "responses of one forward pass of a rank; null: all it has", "responses"
+    )
+    gpu_memory: float = spec(0.4, _EXECUTION, "share of a GPU's memory that vLLM takes")
+    start_timeout: float = spec(900.0, _EXECUTION, "a start that takes longer fails", "seconds")
+    update_timeout: float = spec(1800.0, _EXECUTION, "an update, or a validation, that takes longer fails", "seconds")
+    overrides: list[str] = spec([], _SCIENCE, "more of verl's own settings, as name=value")
 
 
 @dataclass
@@ -207,7 +228,7 @@ class Config:
 
 
 VARIANTS: dict[str, dict[str, type[Any]]] = {
-    "stack": {"trainer": TrainerStack},
+    "stack": {"trainer": TrainerStack, "verl": VerlStack},
     "task": {"arithmetic": ArithmeticTask, "gsm8k": Gsm8kTask},
 }
 """Groups whose members have fields of their own, by the member's ``name``."""

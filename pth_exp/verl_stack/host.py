@@ -1,0 +1,175 @@
+"""Runs verl's trainer in the worker's own process: the lease, the recorder and the signals are where the trainer is."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+
+from pth_exp import machine
+from pth_exp.freeze import FILE, HASH_FILE
+from pth_exp.records.writer import RunRecorder
+from pth_exp.schema import Config, VerlStack
+from pth_exp.verl_stack import cpu_platform, frozen
+
+log = logging.getLogger(__name__)
+
+
+class Stalled(RuntimeError):
+    """The job made no progress for too long: a worker of verl's that dies in a transfer leaves the others waiting for ever."""
+
+
+def run(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Callable[[], bool]) -> str:
+    """Trains as ``config`` says; returns ``completed`` or ``preempted``. A preempted run starts again from update 0."""
+    stack = frozen.verl_stack(config)
+    run_dir = checkpoints.parent
+    device = _device(stack.device)
+    environment = _environment(run_dir, stack, device)
+    os.environ.update(environment)
+    with _watchdog() as allow, _ray(stack, device, environment):
+        allow(stack.start_timeout, "the start")
+        return _train(config, recorder, run_dir, device, should_stop, allow)
+
+
+def _train(
+    config: Config,
+    recorder: RunRecorder,
+    run_dir: Path,
+    device: str,
+    should_stop: Callable[[], bool],
+    allow: Callable[[float, str], None],
+) -> str:
+    import transfer_queue
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo.utils import need_reference_policy
+    from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+    from verl.utils.config import validate_config
+
+    from pth_exp.models.load import load_tokenizer
+    from pth_exp.verl_stack import vllm_server
+    from pth_exp.verl_stack.data import problems_of
+    from pth_exp.verl_stack.mapping import verl_config
+    from pth_exp.verl_stack.received import received
+    from pth_exp.verl_stack.recording import Recording
+    from pth_exp.verl_stack.trainer import LaggedTrainer, Preempted
+
+    stack = frozen.verl_stack(config)
+    verl = verl_config(config, device)
+    validate_config(verl, use_reference_policy=need_reference_policy(verl), use_critic=False)
+    verl.transfer_queue.enable = True
+    vllm_server.use()
+    recording = Recording(config, recorder, problems_of("train"), problems_of("test"), load_tokenizer(config.model))
+
+    def before_update(update: int) -> None:
+        if should_stop():
+            raise Preempted
+        allow(stack.update_timeout, f"update {update}")
+
+    transfer_queue.init(verl.transfer_queue)
+    try:
+        trainer = LaggedTrainer(verl, config, recording, before_update)
+        trainer.init()
+        manager = AgentLoopManagerTQ.create(
+            config=verl,
+            llm_client=trainer.get_llm_client(),
+            teacher_client=None,
+            reward_loop_worker_handles=trainer.get_reward_handles(),
+        )
+        (run_dir / "verl.yaml").write_text(yaml.safe_dump(OmegaConf.to_container(trainer.config), sort_keys=False))
+        recorder.received(received(config, trainer))
+        allow(stack.update_timeout, "the first validation")
+        trainer.fit(manager)
+    except Preempted:
+        return "preempted"
+    finally:
+        transfer_queue.close()
+    return "completed"
+
+
+def _device(name: str) -> str:
+    gpus = bool(machine.visible_gpus())
+    if name == "auto":
+        return "cuda" if gpus else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise ValueError(f"stack.device: {name!r} is not one of auto, cpu, cuda")
+    if name == "cuda" and not gpus:
+        raise ValueError("stack.device=cuda, and no GPU is visible; use stack.device=auto or cpu")
+    return name
+
+
+def _environment(run_dir: Path, stack: VerlStack, device: str) -> dict[str, str]:
+    """Variables that every process of the job gets."""
+    common = {
+        frozen.PATH: str((run_dir / FILE).absolute()),
+        frozen.SHA256: (run_dir / HASH_FILE).read_text().strip(),
+        "HYDRA_FULL_ERROR": "1",
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",  # the weights were resolved and hashed before the run
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": str(stack.threads),
+    }
+    if device != "cpu":
+        return common
+    return common | {
+        cpu_platform.SWITCH: "1",
+        "VERL_PLATFORM": "cpu",
+        "TORCHDYNAMO_DISABLE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+
+
+@contextmanager
+def _ray(stack: VerlStack, device: str, environment: dict[str, str]) -> Iterator[None]:
+    """A Ray cluster of this run's own, gone when it is done; or a connection to one that runs."""
+    import ray
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    runtime: dict[str, Any] = get_ppo_ray_runtime_env(None)
+    runtime["env_vars"] = {**runtime["env_vars"], **environment, "TRANSFER_QUEUE_ENABLE": "1"}
+    arguments: dict[str, Any] = {"runtime_env": runtime, "log_to_driver": True}
+    if stack.ray_address is not None:
+        arguments["address"] = stack.ray_address
+    else:
+        # Ray's sockets have short names at most; a folder of one's own keeps rival runs apart
+        arguments |= {"include_dashboard": False, "_temp_dir": tempfile.mkdtemp(prefix="pth-ray-"), "num_cpus": 16}
+        if device == "cpu":
+            arguments["num_gpus"] = stack.ranks  # stand-ins: verl places its workers by GPU
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    ray.init(**arguments)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)  # Ray ends the driver at once; the run stops at an update
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _watchdog() -> Iterator[Callable[[float, str], None]]:
+    """``allow(seconds, what)`` gives the next stretch of work so long; then ``Stalled`` is raised in the main thread."""
+    doing = ["the start"]
+
+    def expired(_number: int, _frame: FrameType | None) -> None:
+        raise Stalled(f"{doing[0]} took longer than it may (stack.start_timeout, stack.update_timeout); the log says what hangs")
+
+    def allow(seconds: float, what: str) -> None:
+        doing[0] = what
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    before = signal.signal(signal.SIGALRM, expired)
+    try:
+        yield allow
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

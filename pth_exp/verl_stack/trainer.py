@@ -1,0 +1,134 @@
+"""verl's v1 trainer with a lagged sampler, and with the project's records in place of its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import ray
+import transfer_queue
+from omegaconf import DictConfig
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from pth_exp.schema import Config
+from pth_exp.staleness.schedule import refreshes_at
+from pth_exp.verl_stack.recording import Recording
+from pth_exp.verl_stack.workers import Actor
+
+
+class Preempted(Exception):
+    """The run was asked to stop, and has, before an update."""
+
+
+class LaggedTrainer(PPOTrainer):
+    """vLLM takes the learner's weights on every N-th update only; validation borrows it and gives the weights back.
+
+    Args:
+        verl: verl's config.
+        config: the run's.
+        recording: writes the records.
+        before_update: called with the number of each update before it starts; may raise ``Preempted``.
+    """
+
+    def __init__(self, verl: DictConfig, config: Config, recording: Recording, before_update: Callable[[int], None]) -> None:
+        super().__init__(verl)
+        self._run, self._recording, self._before_update = config, recording, before_update
+        self._sampler_version = 0
+        self._sampler_fingerprint: str | None = None
+        self._before_validation: str | None = None
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in (Role.ActorRollout, Role.ActorRolloutRef):
+            if role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(Actor)
+
+    # ---------------------------------------------------------------------------------------------- the sampler's weights
+
+    def on_init_end(self) -> None:
+        self._refresh(0)
+
+    def on_step_begin(self) -> None:
+        self._before_update(self.global_steps - 1)
+
+    def on_sample_end(self) -> None: ...
+
+    def on_step_end(self) -> None:
+        """After this update's step; ``global_steps`` counts from 1, so it is the number of the next update."""
+        done = int(self.global_steps)
+        if done < self._run.updates and refreshes_at(done, self._run.refresh_interval):
+            self._refresh(done)
+
+    def on_validate_begin(self) -> None:
+        """Validation uses the learner's weights; the sampler's are put aside inside vLLM."""
+        self._before_validation = self._inside("pth_fingerprint")
+        self._inside("pth_stash")
+        self.checkpoint_manager.update_weights(int(self.global_steps))
+
+    def on_validate_end(self) -> None:
+        evaluated = self._inside("pth_fingerprint")
+        self._inside("pth_restore")
+        for server in self.llm_server_manager.server_handles:
+            ray.get([server.clear_kv_cache.remote(), server.set_global_steps.remote(self._sampler_version)])
+        after = self._inside("pth_fingerprint")
+        self._recording.validated(int(self.global_steps), self._before_validation, evaluated, after)
+
+    def _refresh(self, version: int) -> None:
+        """Send the learner's weights, which have seen ``version`` updates, and see which have arrived."""
+        self.checkpoint_manager.update_weights(version)
+        self._sampler_version = version
+        self._sampler_fingerprint = self._inside("pth_fingerprint")
+
+    def _inside(self, method: str) -> Any:
+        """What all of vLLM's workers agree on; raises RuntimeError when they do not."""
+        servers = self.llm_server_manager.server_handles
+        answers = [answer for worker in ray.get([s.on_workers.remote(method) for s in servers]) for answer in worker]
+        if any(answer != answers[0] for answer in answers):
+            raise RuntimeError(f"vLLM's workers do not hold the same weights: {method} gives {answers}")
+        return answers[0]
+
+    # ----------------------------------------------------------------------------------------------- what goes on record
+
+    def _next_train_batch(self, num_prompts: int | None = None) -> Any:
+        batch = super()._next_train_batch(num_prompts)
+        self._recording.drawn([int(index) for index in _plain(batch["index"])])
+        return batch
+
+    def _balance_batch(self, batch: Any, metrics: Any, *args: Any, **kwargs: Any) -> Any:
+        """Rows come in the order in which their generation ended, which differs between identical runs: sort them first."""
+        data = transfer_queue.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=["index", "session_id"]
+        )
+        rows = list(zip(map(int, _plain(data["index"])), map(int, _plain(data["session_id"])), strict=True))
+        batch.reorder(self._recording.in_drawn_order(rows))
+        return super()._balance_batch(batch, metrics, *args, **kwargs)
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        before = self.actor_rollout_wg.weights_fingerprint()[0]
+        if self._sampler_version == self.global_steps - 1:
+            self._recording.hold("the transfer to vLLM", before, self._sampler_fingerprint)
+        sampler = self._inside("pth_fingerprint")
+        self._recording.hold("the frozen sampler", self._sampler_fingerprint, sampler)
+        batch = super()._update_actor(batch, metrics)
+        self._recording.stepped(before, sampler, self.actor_rollout_wg.take_steps())
+        return batch
+
+    def _compute_metrics(self, batch: Any, metrics: Any, timing_raw: Any, global_steps: int, epoch: int) -> None:
+        """Instead of verl's own metrics, which nothing reads."""
+        fields = ["index", "session_id", "responses", "response_mask", "rm_scores", "advantages", "old_log_probs"]
+        optional = ["rollout_log_probs"] * self._run.stack.record_sampler_logp + ["ref_log_prob"] * self.use_reference_policy
+        data = transfer_queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[*fields, *optional])
+        versions = {(tag["min_global_steps"], tag["max_global_steps"]) for tag in batch.tags}
+        self._recording.update(int(global_steps) - 1, data, versions, timing_raw)
+
+    def _val_metrics_update(
+        self, data_sources: Any, sample_uids: Any, reward_extra_infos_dict: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        self._recording.evaluated(reward_extra_infos_dict)
+        return {"recorded": len(sample_uids)}
+
+
+def _plain(values: Iterable[Any]) -> list[Any]:
+    values = values.tolist() if hasattr(values, "tolist") else values
+    return [getattr(value, "data", value) for value in values]

@@ -1,0 +1,53 @@
+"""Inside vLLM's worker: the weights under the names that the learner gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+from pth_exp.probes.weights import fingerprint_of
+
+
+class Weights(vLLMColocateWorkerExtension):
+    """Methods that vLLM adds to its worker."""
+
+    def pth_fingerprint(self) -> str | None:
+        """Of the weights as they are now; None where this worker holds only a part of each."""
+        if self.vllm_config.parallel_config.world_size > 1:
+            return None
+        return fingerprint_of(separate(self.model_runner.model))
+
+    def pth_stash(self) -> None:
+        """Keep a copy of the weights, as vLLM holds them, in host memory."""
+        self._pth_stashed = {name: value.detach().cpu().clone() for name, value in self.model_runner.model.named_parameters()}
+
+    @torch.no_grad()
+    def pth_restore(self) -> None:
+        """Put the copy back, to the last bit, and drop it."""
+        for name, parameter in self.model_runner.model.named_parameters():
+            parameter.copy_(self._pth_stashed[name])
+        del self._pth_stashed
+
+
+def separate(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """A vLLM model's parameters under their Hugging Face names: fused ones taken apart, padded vocabularies cut.
+
+    vLLM keeps the projections of a layer in one matrix (``packed_modules_mapping``) and pads a vocabulary to a multiple of 64.
+    """
+    packed = getattr(model, "packed_modules_mapping", {})
+    modules = dict(model.named_modules())
+    for name, parameter in model.named_parameters():
+        prefix, _, leaf = name.rpartition(".")
+        outer, _, own = prefix.rpartition(".")
+        module = modules[prefix]
+        if hasattr(module, "org_vocab_size"):
+            yield name, parameter[: module.org_vocab_size]
+        elif own in packed and hasattr(module, "output_sizes"):
+            for part, rows in zip(packed[own], parameter.split(list(module.output_sizes)), strict=True):
+                yield f"{outer}.{part}.{leaf}", rows
+        else:
+            yield name, parameter
