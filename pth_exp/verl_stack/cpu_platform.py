@@ -5,7 +5,6 @@ verl loads this module whenever it is imported itself. Without ``PTH_VERL_CPU=1`
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -13,12 +12,7 @@ from typing import Any
 
 import torch
 
-SWITCH = "PTH_VERL_CPU"
-
-
-def on_cpu() -> bool:
-    """Whether this process is part of a run of verl on a CPU."""
-    return os.environ.get(SWITCH) == "1"
+from pth_exp.verl_stack.switch import on_cpu
 
 
 def _register() -> None:

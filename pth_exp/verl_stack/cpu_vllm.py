@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pth_exp.verl_stack.cpu_platform import on_cpu
+from pth_exp.verl_stack.switch import on_cpu
 
 
 def register() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from pth_exp import machine
 from pth_exp.freeze import FILE, HASH_FILE
 from pth_exp.records.writer import RunRecorder
 from pth_exp.schema import Config, VerlStack
-from pth_exp.verl_stack import cpu_platform, frozen
+from pth_exp.verl_stack import frozen, shared_memory, switch
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ def _environment(run_dir: Path, stack: VerlStack, device: str) -> dict[str, str]
     if device != "cpu":
         return common
     return common | {
-        cpu_platform.SWITCH: "1",
+        switch.SWITCH: "1",
         "VERL_PLATFORM": "cpu",
         "TORCHDYNAMO_DISABLE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -145,6 +146,7 @@ def _ray(stack: VerlStack, device: str, environment: dict[str, str]) -> Iterator
         arguments |= {"include_dashboard": False, "_temp_dir": tempfile.mkdtemp(prefix="pth-ray-"), "num_cpus": 16}
         if device == "cpu":
             arguments["num_gpus"] = stack.ranks  # stand-ins: verl places its workers by GPU
+    folder = arguments.get("_temp_dir")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     ray.init(**arguments)
     for number, handler in handlers.items():
@@ -152,7 +154,11 @@ def _ray(stack: VerlStack, device: str, environment: dict[str, str]) -> Iterator
     try:
         yield
     finally:
+        segments = shared_memory.held(frozen.PATH, environment[frozen.PATH])
         ray.shutdown()
+        shared_memory.remove(segments)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

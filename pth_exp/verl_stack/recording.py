@@ -88,7 +88,7 @@ class Recording:
         ((version, newest),) = versions if len(versions) == 1 else [(None, None)]
         if version is None or version != newest:
             raise RuntimeError(f"update {update}: responses of one batch come from several versions of the weights: {versions}")
-        columns = {name: [_row(value) for value in data[name]] for name in data.keys() - {"index", "session_id"}}
+        columns = {name: [_row(value) for value in data[name]] for name in set(data.keys()) - {"index", "session_id"}}
         columns = {name: [values[i] for i in order] for name, values in columns.items()}
         trained = self._rollout(update, int(version), columns)
         reports = [self._step(list(parts), trained, columns) for parts in zip(*self._steps, strict=True)]

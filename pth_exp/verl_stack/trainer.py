@@ -33,6 +33,7 @@ class LaggedTrainer(PPOTrainer):
 
     def __init__(self, verl: DictConfig, config: Config, recording: Recording, before_update: Callable[[int], None]) -> None:
         super().__init__(verl)
+        self.replay_buffer.poll_interval = 0.05  # seconds; verl's own 2 are longer than a small update
         self._run, self._recording, self._before_update = config, recording, before_update
         self._sampler_version = 0
         self._sampler_fingerprint: str | None = None

@@ -12,9 +12,9 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from pth_exp.losses import get_loss
 from pth_exp.probes.weights import fingerprint_of
-from pth_exp.verl_stack.cpu_platform import on_cpu
 from pth_exp.verl_stack.frozen import frozen_config
 from pth_exp.verl_stack.loss import PolicyLoss, StepParts
+from pth_exp.verl_stack.switch import on_cpu
 
 
 class Training(TrainingWorker):
@@ -59,8 +59,10 @@ class Actor(ActorRolloutRefWorker):
     def weights_fingerprint(self) -> str:
         """Of the weights as a transfer would send them now, in the type that the sampler holds them in."""
         dtype = getattr(torch, frozen_config().model.dtype)
-        weights, _ = self.actor.engine.get_per_tensor_param()
-        return fingerprint_of((name, weight.to(dtype)) for name, weight in weights)
+        engine = self.actor.engine
+        tied = engine.model_config.hf_config.tie_word_embeddings
+        weights, _ = engine.get_per_tensor_param()
+        return fingerprint_of((name, w.to(dtype)) for name, w in weights if not (tied and name == "lm_head.weight"))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def received(self) -> dict[str, Any]:
