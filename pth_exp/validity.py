@@ -18,13 +18,14 @@ _AT_LEAST: dict[str, float] = {
     "seeds.data": 0, "seeds.sampling": 0, "seeds.init": 0, "seeds.eval": 0,
     "kl.coef": 0, "validation.every": 1, "validation.problems": 1, "probe.first_batches": 1,
     "optimizer.beta1": 0, "optimizer.beta2": 0, "optimizer.weight_decay": 0, "optimizer.steps_per_batch": 1,
-    "stack.threads": 1, "stack.sampler_rows": 1, "stack.micro_batch_tokens": 1, "stack.checkpoint_every": 1,
+    "stack.ranks": 1, "stack.micro_batch_rows": 1, "stack.threads": 1, "stack.sampler_rows": 1, "stack.micro_batch_tokens": 1, "stack.checkpoint_every": 1,
     "stack.keep_checkpoints": 0, "task.train_problems": 1, "task.test_problems": 1, "task.min_steps": 1, "task.max_operand": 1,
     "arm.clip_low": 0, "arm.clip_high": 0, "arm.lower": 0, "arm.upper": 1,
 }  # fmt: skip
 _ABOVE: dict[str, float] = {
     "temperature": 0, "kl.clamp": 0, "optimizer.eps": 0, "optimizer.max_grad_norm": 0, "optimizer.skip_below": 0,
     "arm.cap": 0, "arm.dual_clip": 1, "arm.norm_tokens": 0, "arm.floor": 0, "arm.threshold": 0,
+    "stack.start_timeout": 0, "stack.update_timeout": 0, "stack.gpu_memory": 0,
 }  # fmt: skip
 _BELOW: dict[str, float] = {"optimizer.beta1": 1, "optimizer.beta2": 1, "arm.clip_low": 1}
 _READS_SAMPLER = (Correction.weight, Correction.rejection)
@@ -64,6 +65,35 @@ def _objections(config: Config) -> Iterator[Objection]:
             "set optimizer.max_grad_norm=1, as the paper does, or optimizer.grad_norm=clip",
         )  # fmt: skip
     yield from _sizes(config)
+    if isinstance(config.stack, schema.VerlStack):
+        yield from _verl(config, config.stack)
+
+
+def _verl(config: Config, stack: schema.VerlStack) -> Iterator[Objection]:
+    """What the verl stack does not do."""
+    if config.replay_age > 0:
+        yield Objection(
+            "replay_age", str(config.replay_age), "verl trains on the batch that it has just drawn; it has no replay queue",
+            "set replay_age=0 and lag the sampler with refresh_interval, or set stack=trainer",
+        )  # fmt: skip
+    if config.task.cut_at and not config.task.train_after_cut:
+        yield Objection(
+            "task.train_after_cut", "false", "on verl all tokens of a response train",
+            "set task.train_after_cut=true, or stack=trainer",
+        )  # fmt: skip
+    if config.optimizer.name is not schema.OptimizerName.adamw:
+        yield Objection("optimizer.name", config.optimizer.name, "the verl stack steps AdamW", "set optimizer=adamw")
+    rows = config.prompts_per_update * config.responses_per_prompt
+    if stack.ranks >= 1 and rows % stack.ranks:
+        yield Objection("stack.ranks", str(stack.ranks), f"a batch of {rows} responses has no equal parts", "let it divide them")
+    elif stack.ranks >= 1 and stack.micro_batch_rows and rows // stack.ranks % stack.micro_batch_rows:
+        yield Objection(
+            "stack.micro_batch_rows", str(stack.micro_batch_rows), f"a rank's {rows // stack.ranks} responses have no equal parts",
+            "let it divide them",
+        )  # fmt: skip
+    wrong = [text for text in stack.overrides if "=" not in text or text.startswith("+")]
+    if wrong:
+        yield Objection("stack.overrides", wrong[0], "not of the form name=value", "write it as verl's config names it")
 
 
 def _value(config: Config, path: str) -> object:

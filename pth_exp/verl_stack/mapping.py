@@ -71,7 +71,7 @@ def settings(config: Config, device: str) -> dict[str, Any]:
         "val_kwargs.n": 1,
         "calculate_log_probs": stack.record_sampler_logp,
         "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from: temperature included
-        "dtype": config.model.dtype,
+        "dtype": config.model.dtype.value,
         "seed": config.seeds.sampling,  # every request has a seed of its own besides
         "tensor_model_parallel_size": 1,
         "load_format": "auto",

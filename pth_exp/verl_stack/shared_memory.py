@@ -11,7 +11,7 @@ FOLDER = "/dev/shm/"
 
 
 def held(variable: str, value: str) -> set[Path]:
-    """Segments that the processes with ``variable=value`` in their environment have mapped now; other users' are never among them."""
+    """Segments that the processes with ``variable=value`` in their environment have mapped now; never another user's."""
     marker = f"{variable}={value}\0".encode()
     found: set[Path] = set()
     for process in _processes():

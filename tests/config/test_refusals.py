@@ -38,6 +38,16 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
         ["arm=grpo", "arm.aggregation=seq_mean_token_sum_norm"],
         ["arm.norm_tokens=null", "arm.norm_tokens='${max_response_tokens}'"],
     ),
+    (
+        "replay on verl",
+        ["arm=grpo", "stack=verl", "replay_age=4"],
+        ["replay_age=4", "no replay queue", "refresh_interval", "stack=trainer"],
+    ),
+    ("8 bits on verl", ["arm=grpo", "stack=verl", "optimizer=adamw_8bit"], ["optimizer.name=adamw_8bit", "optimizer=adamw"]),
+    ("uneven ranks", ["arm=grpo", "stack=verl", "stack.ranks=3"], ["stack.ranks=3", "64 responses"]),
+    ("uneven parts", ["arm=grpo", "stack=verl", "stack.micro_batch_rows=24"], ["stack.micro_batch_rows=24", "64 responses"]),
+    ("the trainer's field on verl", ["arm=grpo", "stack=verl", "stack.activations=micro_batch"], ["stack.activations"]),
+    ("nothing for verl", ["arm=grpo", "stack=verl", "stack.overrides=[trainer]"], ["stack.overrides=trainer", "name=value"]),
     ("a constant of nothing", ["arm=grpo", "arm.norm_tokens=0"], ["arm.norm_tokens=0", "above 0"]),
     (
         "a constant in the KL",
