@@ -18,7 +18,8 @@ _AT_LEAST: dict[str, float] = {
     "seeds.data": 0, "seeds.sampling": 0, "seeds.init": 0, "seeds.eval": 0,
     "kl.coef": 0, "validation.every": 1, "validation.problems": 1, "probe.first_batches": 1,
     "optimizer.beta1": 0, "optimizer.beta2": 0, "optimizer.weight_decay": 0, "optimizer.steps_per_batch": 1,
-    "stack.ranks": 1, "stack.micro_batch_rows": 1, "stack.threads": 1, "stack.sampler_rows": 1, "stack.micro_batch_tokens": 1, "stack.checkpoint_every": 1,
+    "stack.ranks": 1, "stack.micro_batch_rows": 1,
+    "stack.threads": 1, "stack.sampler_rows": 1, "stack.micro_batch_tokens": 1, "stack.checkpoint_every": 1,
     "stack.keep_checkpoints": 0, "task.train_problems": 1, "task.test_problems": 1, "task.min_steps": 1, "task.max_operand": 1,
     "arm.clip_low": 0, "arm.clip_high": 0, "arm.lower": 0, "arm.upper": 1,
 }  # fmt: skip
@@ -88,8 +89,8 @@ def _verl(config: Config, stack: schema.VerlStack) -> Iterator[Objection]:
         yield Objection("stack.ranks", str(stack.ranks), f"a batch of {rows} responses has no equal parts", "let it divide them")
     elif stack.ranks >= 1 and stack.micro_batch_rows and rows // stack.ranks % stack.micro_batch_rows:
         yield Objection(
-            "stack.micro_batch_rows", str(stack.micro_batch_rows), f"a rank's {rows // stack.ranks} responses have no equal parts",
-            "let it divide them",
+            "stack.micro_batch_rows", str(stack.micro_batch_rows),
+            f"a rank's {rows // stack.ranks} responses have no equal parts", "let it divide them",
         )  # fmt: skip
     wrong = [text for text in stack.overrides if "=" not in text or text.startswith("+")]
     if wrong:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -33,11 +32,12 @@ def run(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: C
     stack = frozen.verl_stack(config)
     run_dir = checkpoints.parent
     device = _device(stack.device)
-    environment = _environment(run_dir, stack, device)
-    os.environ.update(environment)
-    with _watchdog() as allow, _ray(stack, device, environment):
-        allow(stack.start_timeout, "the start")
-        return _train(config, recorder, run_dir, device, should_stop, allow)
+    with tempfile.TemporaryDirectory(prefix="pth-verl-", ignore_cleanup_errors=True) as scratch:
+        environment = _environment(run_dir, stack, device) | {"TMPDIR": scratch}
+        os.environ.update(environment)
+        with _watchdog() as allow, _ray(stack, device, environment, scratch):
+            allow(stack.start_timeout, "the start")
+            return _train(config, recorder, run_dir, device, should_stop, allow)
 
 
 def _train(
@@ -131,7 +131,7 @@ def _environment(run_dir: Path, stack: VerlStack, device: str) -> dict[str, str]
 
 
 @contextmanager
-def _ray(stack: VerlStack, device: str, environment: dict[str, str]) -> Iterator[None]:
+def _ray(stack: VerlStack, device: str, environment: dict[str, str], scratch: str) -> Iterator[None]:
     """A Ray cluster of this run's own, gone when it is done; or a connection to one that runs."""
     import ray
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
@@ -142,11 +142,9 @@ def _ray(stack: VerlStack, device: str, environment: dict[str, str]) -> Iterator
     if stack.ray_address is not None:
         arguments["address"] = stack.ray_address
     else:
-        # Ray's sockets have short names at most; a folder of one's own keeps rival runs apart
-        arguments |= {"include_dashboard": False, "_temp_dir": tempfile.mkdtemp(prefix="pth-ray-"), "num_cpus": 16}
+        arguments |= {"include_dashboard": False, "_temp_dir": f"{scratch}/ray", "num_cpus": 16}
         if device == "cpu":
             arguments["num_gpus"] = stack.ranks  # stand-ins: verl places its workers by GPU
-    folder = arguments.get("_temp_dir")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     ray.init(**arguments)
     for number, handler in handlers.items():
@@ -157,8 +155,6 @@ def _ray(stack: VerlStack, device: str, environment: dict[str, str]) -> Iterator
         segments = shared_memory.held(frozen.PATH, environment[frozen.PATH])
         ray.shutdown()
         shared_memory.remove(segments)
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

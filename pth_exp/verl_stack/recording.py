@@ -110,6 +110,10 @@ class Recording:
         by_problem = dict(
             zip(self._outcome["index"], zip(self._outcome["correct"], self._outcome["length"], strict=True), strict=True)
         )
+        if len(by_problem) != len(self._evaluation):
+            raise RuntimeError(
+                f"validation: {len(by_problem)} of {len(self._evaluation)} problems were answered; the log says why"
+            )
         results = [by_problem[place] for place in range(len(self._evaluation))]
         correct = [int(right) for right, _ in results]
         self._recorder.evaluation(

@@ -21,6 +21,10 @@ from pth_exp.verl_stack.frozen import frozen_config
 class OneResponse(AgentLoopBase):
     """verl makes one of these for each response and runs it once."""
 
+    def __init__(self, server_manager: Any, tokenizer: Any, **_: Any) -> None:
+        """Not the base class's, which builds what chats need and refuses a tokenizer that has no chat template."""
+        self.server_manager, self.tokenizer = server_manager, tokenizer
+
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         config = frozen_config()
         greedy = sampling_params["temperature"] == 0
