@@ -89,6 +89,8 @@ class _DeviceModule(ModuleType):
             return lambda *_: None
         if name == "mem_get_info":
             return lambda *_: (0, 0)
+        if name == "get_device_name":
+            return lambda *_: "CPU"
         if name == "current_device":
             return lambda: "cpu"
         return getattr(torch.cpu, name)
