@@ -84,6 +84,8 @@ def _verl(config: Config, stack: schema.VerlStack) -> Iterator[Objection]:
         )  # fmt: skip
     if config.optimizer.name is not schema.OptimizerName.adamw:
         yield Objection("optimizer.name", config.optimizer.name, "the verl stack steps AdamW", "set optimizer=adamw")
+    if config.optimizer.grad_norm is GradNorm.set:
+        yield Objection("optimizer.grad_norm", "set", "verl clips the norm and cannot set it", "set optimizer.grad_norm=clip")
     rows = config.prompts_per_update * config.responses_per_prompt
     if stack.ranks >= 1 and rows % stack.ranks:
         yield Objection("stack.ranks", str(stack.ranks), f"a batch of {rows} responses has no equal parts", "let it divide them")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from pth_exp.schema import Advantage, Config, OldPolicy
+from pth_exp.schema import Advantage, Config, GradNorm, OldPolicy
 from pth_exp.tasks.order import PromptOrder
 
 
@@ -19,6 +19,7 @@ def received(config: Config, trainer: Any) -> dict[str, Any]:
         **{name: value for name, value in worker.items() if name != "objects"},
         "arm.old_policy": OldPolicy.sampler if verl.algorithm.rollout_correction.bypass_mode else OldPolicy.recomputed,
         "arm.advantage": Advantage.group_std if verl.algorithm.norm_adv_by_std_in_grpo else Advantage.group_mean,
+        "optimizer.grad_norm": GradNorm.clip,  # verl has no other
         "optimizer.max_grad_norm": None if actor.optim.clip_grad == float("inf") else actor.optim.clip_grad,
         "optimizer.steps_per_batch": actor.ppo_epochs,
         "temperature": rollout.temperature,

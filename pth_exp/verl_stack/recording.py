@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from pth_exp.tasks.prompts import prompt_id, render
 from pth_exp.trainer import rows
 from pth_exp.trainer.build import bind
 from pth_exp.trainer.learner import StepReport, UpdateReport
+from pth_exp.trainer.optimizer import GradientReport
 from pth_exp.trainer.rollout import Prompt, Rollout, pad_rows
 from pth_exp.verl_stack.loss import Row, StepParts
 
@@ -185,8 +187,8 @@ class Recording:
             loss=sum(p.loss for p in parts),
             kl_loss=sum(penalties) if penalties else None,
             logp_grad=whole([p.logp_grad for p in parts]),
-            grad_norm=norm,
-            clipped=bound is not None and norm > bound,
+            # verl takes no step with a gradient that is not finite
+            gradient=GradientReport(norm, bound is not None and norm > bound, skipped=not math.isfinite(norm)),
         )
 
 

@@ -44,6 +44,7 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
         ["replay_age=4", "no replay queue", "refresh_interval", "stack=trainer"],
     ),
     ("8 bits on verl", ["arm=grpo", "stack=verl", "optimizer=adamw_8bit"], ["optimizer.name=adamw_8bit", "optimizer=adamw"]),
+    ("a norm to set on verl", ["arm=grpo", "stack=verl", "optimizer.grad_norm=set"], ["optimizer.grad_norm=set", "cannot set"]),
     ("uneven ranks", ["arm=grpo", "stack=verl", "stack.ranks=3"], ["stack.ranks=3", "64 responses"]),
     ("uneven parts", ["arm=grpo", "stack=verl", "stack.micro_batch_rows=24"], ["stack.micro_batch_rows=24", "64 responses"]),
     ("the trainer's field on verl", ["arm=grpo", "stack=verl", "stack.activations=micro_batch"], ["stack.activations"]),
