@@ -62,7 +62,7 @@ class Job:
 
     @property
     def alone(self) -> bool:
-        """Whether no other run of its stack may go on beside it: a verl job takes all the GPUs, or memory, that there are."""
+        """Whether nothing may run beside it: a verl job takes all the GPUs, or the memory, that there is."""
         return self.stack == "verl"
 
     @classmethod

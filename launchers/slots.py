@@ -28,7 +28,7 @@ class Slots:
     """Room for runs on this machine.
 
     A run gets a GPU of its own where GPUs are visible and ``stack.device`` takes one, otherwise ``stack.threads`` cores. It waits
-    until there is memory for it, except that one run always runs. Of verl's jobs one runs at a time, and sees all GPUs.
+    until there is memory for it, except that one run always runs. Nothing runs beside a verl job, which sees all GPUs.
 
     Args:
         limit: runs at a time; ``None`` as many as cores or GPUs allow. More runs than GPUs share the GPUs evenly.
@@ -62,7 +62,7 @@ class Slots:
         self._largest = max([self._largest, *(machine.resident_memory(run.pid) for run in running)])
 
     def _has_room(self, job: Job, running: Sequence[Running]) -> bool:
-        if job.alone and any(run.job.alone for run in running):
+        if running and (job.alone or any(run.job.alone for run in running)):
             return False
         if self._takes_gpu(job):
             return self.gpu_for(job, running) is not None

@@ -32,7 +32,7 @@ WORKER = Path(__file__).with_name("instant_worker.py")
 
 @pytest.fixture
 def jobs(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    monkeypatch.setattr(place, "WORKER", (sys.executable, str(WORKER)))
+    monkeypatch.setattr(place, "WORKER", (str(WORKER),))
     return [Job.of(freeze.load(run / "frozen.yaml")) for run in runs_of(sweep)]
 
 
@@ -173,6 +173,32 @@ def test_one_run_a_gpu(big_machine: dict[str, float]) -> None:
     assert [run.gpu for run in _filled(Slots(4, None), [_job(i) for i in range(9)])] == ["GPU-0", "GPU-1"] * 2
     mixed = [_job(0, device="cuda:1"), _job(1, device="cuda:1"), _job(2, device="cuda"), _job(3, device="cpu")]
     assert [(run.job.index, run.gpu) for run in _filled(Slots(None, None), mixed)] == [(0, "GPU-1"), (2, "GPU-0"), (3, None)]
+
+
+def test_nothing_runs_beside_a_verl_job_which_sees_all_gpus(big_machine: dict[str, float]) -> None:
+    verl = [dataclasses.replace(_job(i), stack="verl") for i in range(3)]
+    assert [(run.job.index, run.gpu) for run in _filled(Slots(None, None), verl)] == [(0, None)]
+    mixed = [_job(9), *verl, _job(10)]
+    assert [run.job.index for run in _filled(Slots(None, None), mixed)] == [9, 10], "those of the trainer go on meanwhile"
+    assert [run.job.index for run in _filled(Slots(None, None), [*verl, *mixed])] == [0]
+
+
+def test_a_stack_has_its_own_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.touch()
+    assert _job(0).command()[0] == sys.executable
+    assert dataclasses.replace(_job(0), stack="verl", python=str(python)).command()[0] == str(python)
+    monkeypatch.setenv("PTH_VERL_PYTHON", str(tmp_path / "gone"))
+    with pytest.raises(OSError, match=r"gone; install it with `make verl`"):
+        dataclasses.replace(_job(0), stack="verl").command()
+
+
+def test_a_run_without_its_interpreter_fails_and_says_how_to_get_it(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PTH_VERL_PYTHON", "/nowhere/python")
+    told = [dataclasses.replace(jobs[0], stack="verl"), _told(jobs[1], "complete")]
+    results = LocalPlace(stream=io.StringIO()).dispatch(told)
+    assert [result.state for result in results] == [State.FAILED, State.COMPLETED]
+    assert "make verl" in results[0].message and "/nowhere/python" in results[0].message
 
 
 def test_memory_bounds_the_runs(big_machine: dict[str, float]) -> None:

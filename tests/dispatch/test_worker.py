@@ -154,7 +154,7 @@ def test_changed_source_is_refused(sweep: Path, tmp_path: Path) -> None:
     with (copy / "losses" / "san.py").open("a") as file:
         file.write("\n# edited while the run waited\n")
     sha256 = (run_dir / "frozen.sha256").read_text().strip()
-    command = [*WORKER, "--frozen", str(run_dir / "frozen.yaml"), "--sha256", sha256]
+    command = [sys.executable, *WORKER, "--frozen", str(run_dir / "frozen.yaml"), "--sha256", sha256]
     environment = dict(os.environ, PYTHONPATH=str(copy.parent))
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
