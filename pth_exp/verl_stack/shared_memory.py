@@ -11,12 +11,13 @@ FOLDER = "/dev/shm/"
 
 
 def held(variable: str, value: str) -> set[Path]:
-    """Segments that the processes with ``variable=value`` in their environment have mapped now; never another user's."""
+    """Segments that this process, and those with ``variable=value`` in their environment have mapped now."""
     marker = f"{variable}={value}\0".encode()
+    own = str(os.getpid())  # what a process sets in its environment itself does not show there
     found: set[Path] = set()
     for process in _processes():
         with contextlib.suppress(OSError):  # a process that ended meanwhile, or is another user's
-            if marker in (process / "environ").read_bytes() + b"\0":
+            if process.name == own or marker in (process / "environ").read_bytes() + b"\0":
                 found |= {Path(FOLDER + line.split(FOLDER, 1)[1]) for line in _mapped(process) if FOLDER in line}
     return found
 
