@@ -86,6 +86,7 @@ def _train(
         )
         (run_dir / "verl.yaml").write_text(yaml.safe_dump(OmegaConf.to_container(trainer.config), sort_keys=False))
         recorder.received(received(config, trainer))
+        recorder.equation({"update": 0, **trainer.actor_rollout_wg.equation()[0]})
         allow(stack.update_timeout, "the first validation")
         trainer.fit(manager)
     except Preempted:

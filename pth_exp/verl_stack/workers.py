@@ -11,6 +11,7 @@ from verl.utils import tensordict_utils
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from pth_exp.losses import get_loss
+from pth_exp.probes import probe_equation
 from pth_exp.probes.weights import fingerprint_of
 from pth_exp.verl_stack.frozen import frozen_config
 from pth_exp.verl_stack.loss import PolicyLoss, StepParts
@@ -54,6 +55,11 @@ class Actor(ActorRolloutRefWorker):
     def take_steps(self) -> list[StepParts]:
         """The optimiser steps since the last call, this rank's part of each."""
         return self.policy_loss.take()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def equation(self) -> dict[str, Any]:
+        """The loss that trains, in this very process, against the equation that its arm writes down."""
+        return probe_equation(frozen_config().arm, self.policy_loss.loss)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def weights_fingerprint(self) -> str:

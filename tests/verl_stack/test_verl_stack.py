@@ -62,6 +62,7 @@ def test_inside_verls_environment(verl_python: Path) -> None:
 
 
 def test_checks_pass(sweep: Sweep) -> None:
+    """All four: the lag is as scheduled, the ratio is the sampler's, and verl's backward pass follows the written equation."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "pth_exp.cli", "check", str(sweep.path)], text=True, capture_output=True, check=False
     )
