@@ -15,7 +15,7 @@ from pth_exp.probes.weights import fingerprint
 from pth_exp.records.reader import RunRecords, Sweep
 from pth_exp.schema import ModelConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000), pytest.mark.xdist_group("verl")]  # one verl job at a time
 
 INTERVAL, UPDATES = 3, 5
 SMALL = [
@@ -29,7 +29,7 @@ def verl_python() -> Path:
     try:
         return interpreter("verl", None)
     except NoInterpreter as error:
-        if os.environ.get("CI"):
+        if os.environ.get("PTH_TEST_VERL"):  # `make test` has built the environment
             raise
         pytest.skip(str(error))
 
@@ -121,7 +121,7 @@ def test_rows_are_ordered_by_drawn_prompt_and_response(sweep: Sweep) -> None:
 def test_what_arrived_is_read_back_and_verls_whole_config_kept(sweep: Sweep) -> None:
     for run in sweep.runs:
         assert run.received is not None and run.received["seeds.data"] == 7
-        assert run.received["objects"]["parameters"] == 154_432 or run.received["objects"]["parameters"] > 100_000
+        assert run.received["objects"]["parameters"] == 153_792 and run.received["objects"]["reference"]
         assert (run.path / "verl.yaml").stat().st_size > 10_000
 
 
