@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from itertools import combinations
+from math import nan
 from pathlib import Path
 from statistics import mean, median
 
@@ -58,7 +59,7 @@ def numbers(run: RunRecords, halfway: int) -> dict[str, float]:
         "reward": mean(row["reward/generated"] for row in rows[-10:]),
         "kl": rows[95]["rollout_corr/kl"],
         "batches": len({row["batch_id"] for row in run.batches}),
-        "clipped": sum(row["actor/grad_clipped"] is True for row in rows),
+        "clipped": nan if run.config["optimizer"].get("grad_norm") == "set" else sum(row["actor/grad_clipped"] for row in rows),
     }
 
 

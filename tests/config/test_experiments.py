@@ -22,11 +22,14 @@ PAPER = {
 }  # fmt: skip
 """Section 2, the single-GPU trainer."""
 
+TABLE4 = {"tis_reinforce", "asympo_reading", "seq_norm", "seq_gain", "san", "token_weights"}
+"""Its rows; two of them once more with the gradient norm set to 1."""
+
 
 @pytest.mark.parametrize(
     ("experiment", "arms", "seeds", "queues"),
     [
-        ("paper_trainer_table4", {"tis_reinforce", "san"}, {404, 505}, {"unique_prefill"}),
+        ("paper_trainer_table4", TABLE4, {404, 505}, {"unique_prefill"}),
         ("paper_trainer_warmup", {"tis_reinforce", "san"}, {404, 505, 606}, {"warmup"}),
         ("paper_trainer_queues", {"tis_reinforce", "san"}, {404, 505}, {"unique_prefill", "warmup"}),
     ],
@@ -35,7 +38,9 @@ def test_trainer_settings_are_the_paper_s(
     experiment: str, arms: set[str], seeds: set[int], queues: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = configs(capsys, experiment)
-    assert len(runs) == len(arms) * len(seeds) * len(queues)
+    normed = {run["arm"]["name"] for run in runs if run["optimizer"]["grad_norm"] == "set"}
+    assert normed == ({"seq_norm", "token_weights"} if experiment == "paper_trainer_table4" else set())
+    assert len(runs) == (len(arms) + len(normed)) * len(seeds) * len(queues)
     assert {run["arm"]["name"] for run in runs} == arms
     assert {run["seed"] for run in runs} == {run["seeds"]["data"] for run in runs} == seeds
     assert {run["queue"] for run in runs} == queues
