@@ -52,8 +52,7 @@ def once(loss: BoundLoss, inputs: TokenBatch) -> float:
 
 def bound(name: str) -> BoundLoss:
     """The loss with its default parameters; Dr. GRPO's constant has none, and is the width."""
-    parameters = get_loss(name).parameters
-    return get_loss(name, norm_tokens=float(TOKENS)) if "norm_tokens" in parameters else get_loss(name)
+    return get_loss(name, **({"norm_tokens": float(TOKENS)} if name == "dr_grpo" else {}))
 
 
 def main(rounds: int) -> None:

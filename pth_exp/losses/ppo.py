@@ -81,3 +81,25 @@ def ppo_clip(
     """
     terms, metrics = clipped_terms(batch, clip_low, clip_high, dual_clip)
     return aggregate(terms, batch.mask, aggregation, norm_tokens, batch.totals), metrics
+
+
+@register("dr_grpo", check=check_ppo)
+def dr_grpo(
+    batch: TokenBatch,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = 3.0,
+    aggregation: Aggregation | str = Aggregation.seq_mean_token_sum_norm,
+    norm_tokens: float | None = None,
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Dr. GRPO (Liu et al., 2025, arXiv 2503.20783): the loss ``grpo``, summed over tokens and divided by a constant.
+
+    The constant ``norm_tokens`` stands in place of a response's length and has no default; the arm takes the longest response
+    allowed. The other half of the method, advantages without the group's standard deviation, is ``arm.advantage``.
+
+    Raises ``ValueError`` if the batch has no ``old_logp``.
+    """
+    return ppo_clip(
+        batch, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip, aggregation=aggregation, norm_tokens=norm_tokens
+    )

@@ -46,6 +46,13 @@ class PpoClipArm(Arm):
 
 
 @dataclass
+class DrGrpoArm(PpoClipArm):
+    """GRPO with a constant in place of a response's length."""
+
+    aggregation: Aggregation = spec(Aggregation.seq_mean_token_sum_norm, _SCIENCE, "how token terms become one number")
+
+
+@dataclass
 class TisPpoArm(PpoClipArm):
     """The PPO-clip loss times the detached truncated importance weight."""
 
@@ -142,6 +149,7 @@ class M2poArm(Arm):
 BUILTIN_ARMS: dict[str, type[Arm]] = {
     "grpo": PpoClipArm,
     "ppo_clip": PpoClipArm,
+    "dr_grpo": DrGrpoArm,
     "tis_ppo": TisPpoArm,
     "tis_seq": TisPpoArm,
     "tis_reinforce": TisReinforceArm,

@@ -13,9 +13,16 @@ from written_losses import LOSSES, SEQUENCE, Written, surprisal_derivative
 
 from pth_exp.armfiles import read_arm
 from pth_exp.equations import parse
-from pth_exp.losses import TokenBatch, Totals, get_loss, loss_names
+from pth_exp.losses import BoundLoss, TokenBatch, Totals, get_loss, loss_names
 
 ALL = loss_names()
+
+
+def of(name: str) -> BoundLoss:
+    """The loss with its defaults; Dr. GRPO's constant has none."""
+    return get_loss(name, **({"norm_tokens": 7.0} if name == "dr_grpo" else {}))
+
+
 WRITTEN = sorted(LOSSES)
 TOKEN_LOSSES = [n for n in WRITTEN if "aggregation" in get_loss(n).parameters]
 AGGREGATED = [(n, how) for n in TOKEN_LOSSES for how in ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum")]
@@ -26,7 +33,7 @@ def reads(name: str) -> list[str]:
     """The log-probabilities that the arm's equation reads beside the learner's; M2PO's reference in numpy names none."""
     text = read_arm(name, Path.cwd()).arm.equation
     assert text is not None
-    inputs = {"old_logp"} if name == "m2po" else parse(text, dict(get_loss(name).parameters)).inputs
+    inputs = {"old_logp"} if name == "m2po" else parse(text, dict(of(name).parameters)).inputs
     return [field for field in FIELDS if field in inputs]
 
 
@@ -89,7 +96,7 @@ def table_4(name: str, s: np.ndarray, ref: np.ndarray) -> np.ndarray:
 @given(b=written_batches())
 def test_coefficients_are_the_tables_closed_forms(name: str, b: Written) -> None:
     """Averaged over the responses that have a token."""
-    coef = unpadded(get_loss(name)(padded(b)).token_coef, b)
+    coef = unpadded(of(name)(padded(b)).token_coef, b)
     responses = sum(len(r) > 0 for r in b.logp)
     for row, ref, a, got in zip(b.logp, b.ref, b.advantage, coef, strict=True):
         if len(row) and -row.mean() > 1e-6 and (-row).min() > 0:
@@ -105,7 +112,7 @@ def test_token_coef_is_exactly_autograds_derivative(name: str, dtype: torch.dtyp
     weights = torch.ones_like(batch.logp, requires_grad=True)
     through = dataclasses.replace(batch, logp=batch.logp.detach() * weights)  # as from a model: not a leaf
     through.logp.retain_grad()
-    out = get_loss(name)(through)
+    out = of(name)(through)
     out.loss.backward()
     assert through.logp.grad is not None
     assert out.loss.dtype == out.token_coef.dtype == dtype
@@ -113,7 +120,7 @@ def test_token_coef_is_exactly_autograds_derivative(name: str, dtype: torch.dtyp
     assert not out.token_coef.requires_grad
     assert torch.equal(out.token_coef[~batch.mask], torch.zeros(int((~batch.mask).sum()), dtype=dtype))
     with torch.no_grad():
-        assert torch.equal(get_loss(name)(batch).token_coef, out.token_coef)
+        assert torch.equal(of(name)(batch).token_coef, out.token_coef)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -121,11 +128,11 @@ def test_token_coef_is_exactly_autograds_derivative(name: str, dtype: torch.dtyp
 @given(b=written_batches(), extra=st.integers(0, 4), empty=st.integers(0, 2), filler=st.sampled_from([0.0, np.nan, -1e30, 7.0]))
 def test_padding_changes_nothing(name: str, b: Written, extra: int, empty: int, filler: float) -> None:
     """Neither the width, nor what stands in the slots, nor rows without a token."""
-    plain = get_loss(name)(padded(b, filler=-1.0))
+    plain = of(name)(padded(b, filler=-1.0))
     none = [np.zeros(0)] * empty
     wider = Written([*b.logp, *none], [*b.advantage, *[np.nan] * empty], [*b.sampler, *none], [*b.old, *none], [*b.ref, *none])
     batch = padded(wider, extra, filler)
-    out = get_loss(name)(batch)
+    out = of(name)(batch)
     out.loss.backward()
     assert out.loss.item() == pytest.approx(plain.loss.item(), rel=1e-12, abs=1e-15)
     assert dict(out.metrics) == pytest.approx(dict(plain.metrics), rel=1e-12, abs=1e-15)
@@ -142,22 +149,22 @@ def test_row_order_changes_nothing(name: str, b: Written, random: object) -> Non
     order = list(range(len(b.logp)))
     random.shuffle(order)  # type: ignore[attr-defined]
     batch = padded(b)
-    out = get_loss(name)(batch)
-    shuffled = get_loss(name)(rows_of(batch, order))
+    out = of(name)(batch)
+    shuffled = of(name)(rows_of(batch, order))
     assert shuffled.loss.item() == pytest.approx(out.loss.item(), rel=1e-12, abs=1e-15)
     torch.testing.assert_close(shuffled.token_coef, out.token_coef[order], rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("name", [n for n in ALL if get_loss(n).splittable])
+@pytest.mark.parametrize("name", [n for n in ALL if of(n).splittable])
 @settings(max_examples=40, deadline=None)
 @given(b=written_batches(), ranks=st.lists(st.integers(0, 2), min_size=5, max_size=5))
 def test_parts_add_up_to_the_whole_batch(name: str, b: Written, ranks: list[int]) -> None:
     """Micro-batches, or the shares of data-parallel ranks: any rows, none at all included."""
     batch = padded(b)
-    whole, loss, metrics = get_loss(name)(batch), 0.0, dict.fromkeys(get_loss(name)(batch).metrics, 0.0)
+    whole, loss, metrics = of(name)(batch), 0.0, dict.fromkeys(of(name)(batch).metrics, 0.0)
     for rank in range(3):
         rows = torch.tensor(ranks[: len(b.logp)]) == rank
-        out = get_loss(name)(rows_of(batch, rows, Totals.of(batch.mask)))
+        out = of(name)(rows_of(batch, rows, Totals.of(batch.mask)))
         torch.testing.assert_close(out.token_coef, whole.token_coef[rows], rtol=1e-12, atol=1e-15)
         loss += out.loss.item()
         metrics = {key: value + out.metrics[key] for key, value in metrics.items()}
@@ -172,14 +179,14 @@ def test_log_ratios_of_50_stay_finite(name: str, dtype: torch.dtype) -> None:
     other = torch.tensor([[-10.0, -51.0], [-10.0, -51.0]], dtype=dtype)  # log-ratios -50 and 50
     mask = torch.ones(2, 2, dtype=torch.bool)
     for advantages in ([1.0, -1.0], [-1.0, -1.0]):
-        out = get_loss(name)(TokenBatch(logp, torch.tensor(advantages, dtype=dtype), mask, other, other, other))
+        out = of(name)(TokenBatch(logp, torch.tensor(advantages, dtype=dtype), mask, other, other, other))
         assert torch.isfinite(out.loss) and torch.isfinite(out.token_coef).all()
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_equal_rewards_give_no_gradient(name: str) -> None:
     b = random_rows(1, [3, 5, 2], 0.5)
-    out = get_loss(name)(padded(dataclasses.replace(b, advantage=[0.0, 0.0, 0.0])))
+    out = of(name)(padded(dataclasses.replace(b, advantage=[0.0, 0.0, 0.0])))
     assert out.loss.item() == 0.0
     assert torch.equal(out.token_coef, torch.zeros_like(out.token_coef))
 
@@ -187,7 +194,7 @@ def test_equal_rewards_give_no_gradient(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_a_batch_without_any_token_has_loss_zero(name: str) -> None:
     batch = padded(Written([np.zeros(0)] * 2, [1.0, -1.0], *[[np.zeros(0)] * 2] * 3), extra=3)
-    out = get_loss(name)(batch)
+    out = of(name)(batch)
     assert out.loss.item() == 0.0
     assert torch.equal(out.token_coef, torch.zeros(2, 3, dtype=torch.float64))
 
@@ -198,7 +205,7 @@ def test_tokens_the_learner_is_certain_of_give_finite_coefficients(name: str) ->
     for level in (0.0, 2e-9):
         certain = [np.full(3, level), np.array([level, -1.0]), np.array([level, 0.0, 0.0])]
         for reference in (certain, [np.full(len(r), -1.0) for r in certain]):
-            out = get_loss(name)(padded(Written(certain, [1.0, -2.0, 0.5], certain, certain, reference)))
+            out = of(name)(padded(Written(certain, [1.0, -2.0, 0.5], certain, certain, reference)))
             assert torch.isfinite(out.loss) and torch.isfinite(out.token_coef).all()
 
 
@@ -215,21 +222,21 @@ def test_san_below_the_floor_is_as_declared() -> None:
 def test_a_missing_log_probability_is_an_error_that_names_it(name: str, field: str) -> None:
     batch = dataclasses.replace(padded(random_rows(0, [2, 3], 0.3)), **{field: None})
     with pytest.raises(ValueError, match=f"no {field}"):
-        get_loss(name)(batch)
+        of(name)(batch)
 
 
 @pytest.mark.parametrize(("name", "field"), READ)
 def test_a_log_probability_missing_at_one_token_is_not_taken_for_a_number(name: str, field: str) -> None:
     batch = padded(random_rows(0, [2, 3], 0.3))
     getattr(batch, field)[1, 1] = float("nan")
-    assert torch.isnan(get_loss(name)(batch).loss)
+    assert torch.isnan(of(name)(batch).loss)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_the_equation_does_not_read_the_loss_does_not_need(name: str) -> None:
     batch = padded(random_rows(3, [4, 2], 1.0))
     alone = dataclasses.replace(batch, **{field: None for field in FIELDS if field not in reads(name)})
-    assert torch.equal(get_loss(name)(alone).token_coef, get_loss(name)(batch).token_coef)
+    assert torch.equal(of(name)(alone).token_coef, of(name)(batch).token_coef)
 
 
 @settings(max_examples=40, deadline=None)

@@ -15,7 +15,13 @@ from pth_exp.schema import BUILTIN_ARMS, Arm
 def test_defaults_are_those_of_the_arms_schema(name: str) -> None:
     own = set(f.name for f in dataclasses.fields(BUILTIN_ARMS[name])) - set(f.name for f in dataclasses.fields(Arm))
     declared = {f.name: f.default for f in dataclasses.fields(BUILTIN_ARMS[name]) if f.name in own}
-    assert dict(get_loss(name).parameters) == declared
+    needed = {"norm_tokens": 7.0} if name == "dr_grpo" else {}
+    assert dict(get_loss(name, **needed).parameters) == declared | needed
+
+
+def test_dr_grpos_constant_has_no_default() -> None:
+    with pytest.raises(ValueError, match="norm_tokens is None"):
+        get_loss("dr_grpo")
 
 
 def test_every_arm_of_the_schema_has_a_loss() -> None:

@@ -30,7 +30,7 @@ MASKED: list[dict[str, Any]] = [
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "cispo": [{}, {"clip_low": 0.3, "clip_high": 0.5}],
     "decoupled_ppo": [{}, {"cap": 1.5}, {"dual_clip": 2.0}],
-    "dr_grpo": [{}, {"dual_clip": None}],
+    "dr_grpo": [{"norm_tokens": 7.0}, {"norm_tokens": 7.0, "dual_clip": None}],
     "gspo": [{}, {"clip_low": 0.1, "clip_high": 0.2}],
     "icepop": [{}, *MASKED],
     "m2po": [{}, {"harmful_only": True}, {"threshold": 0.5}, {"threshold": 1e-4, "harmful_only": True}],
