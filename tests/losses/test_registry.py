@@ -31,7 +31,7 @@ def test_every_arm_of_the_schema_has_a_loss() -> None:
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
-        ("ppo", {}, "'ppo' is not known; known are asympo_reading, cispo, decoupled_ppo, grpo"),
+        ("ppo", {}, "'ppo' is not known; known are asympo_reading, cispo, decoupled_ppo, dr_grpo, grpo"),
         ("san", {"cap": 2.0}, "'san' has no parameter 'cap'; its parameters: none"),
         ("tis_reinforce", {"clip_low": 0.2}, "no parameter 'clip_low'; its parameters: cap, aggregation, norm_tokens"),
         ("tis_reinforce", {"cap": 0.0}, "cap is 0.0"),
