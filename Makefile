@@ -56,8 +56,8 @@ types: $(STAMP)
 	ln -s $(CURDIR)/hydra_plugins build/types/
 	cd build/types && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
 
-test: lint types  ## style, types and every test, the slow ones included
-	$(BIN)/pytest -n 2
+test: lint types $(VERL_STAMP)  ## style, types and every test, the slow ones and those of verl included
+	PTH_TEST_VERL=1 $(BIN)/pytest -n 2 --dist loadgroup
 
 warm-start: $(STAMP)  ## train the embedded model again (about two minutes)
 	$(BIN)/python -m pth_exp.models.warm_start
