@@ -9,6 +9,8 @@ from pathlib import Path
 import pth_exp
 
 VARIABLE, FOLDER, INSTALL = "PTH_VERL_PYTHON", ".venv-verl", "make verl"
+STAMP = ".installed"
+"""What `make verl` leaves when it is done: an environment without it is half installed."""
 
 
 class NoInterpreter(FileNotFoundError):
@@ -25,7 +27,7 @@ def interpreter(stack: str, chosen: str | None) -> Path:
     named = chosen or os.environ.get(VARIABLE)
     places = [Path(named).expanduser()] if named else [folder / FOLDER / "bin" / "python" for folder in _folders()]
     for place in places:
-        if place.is_file():
+        if place.is_file() and (named or (place.parents[1] / STAMP).is_file()):
             return place.absolute()
     looked = ", ".join(map(str, places))
     raise NoInterpreter(

@@ -29,6 +29,7 @@ def stub(folder: Path, answer: str) -> Path:
     """An interpreter that gives ``answer``, whatever it is asked."""
     python = folder / interpreters.FOLDER / "bin" / "python"
     python.parent.mkdir(parents=True)
+    (folder / interpreters.FOLDER / interpreters.STAMP).touch()
     python.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
     python.chmod(0o755)
     return python
@@ -72,6 +73,13 @@ def test_another_version_of_this_package_in_verls_environment_is_no_environment(
     code, told = ask(capsys)
     assert code == 1
     assert [item["name"] for item in told["environments"][1]["items"] if item["state"] != "present"] == ["source"]
+
+
+def test_a_half_installed_environment_is_none(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stub(nowhere, "{}")
+    (nowhere / interpreters.FOLDER / interpreters.STAMP).unlink()
+    code, told = ask(capsys, "verl")
+    assert code == 1 and "make verl" in told["environments"][1]["items"][0]["remedy"]
 
 
 def test_a_broken_interpreter_is_no_environment(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
