@@ -72,7 +72,7 @@ def check(run: RunRecords) -> Verdict:
 
     if equation is None:
         return say(Outcome.not_measured, "arm.equation is null: nothing is written to hold the loss against.", "no equation")
-    if any(row.get("equation/sha256") not in (None, _sha256(equation)) for row in run.equations):
+    if any(row.get("equation/sha256") != _sha256(equation) for row in run.equations if not row.get("not_measured")):
         return say(Outcome.not_measured, "The equation that was evaluated is not the frozen arm.equation.", "another equation")
     if start and start.error > TOLERANCE:
         return say(
@@ -94,11 +94,20 @@ def _missing(run: RunRecords) -> str | None:
     reasons = [row["not_measured"] for row in run.equations if row.get("not_measured")]
     if reasons or not run.equations:
         return f"The loss was not held against its equation: {reasons[0] if reasons else 'no attempt recorded it'}."
+    for precision in ("float64", "float32"):
+        if any(row.get(f"{precision}/gradient_error") is None or not row.get("responses") for row in run.equations):
+            return f"The loss computed in {precision} was not held against its equation: no error of it is recorded."
     for row in run.updates:
         if row.get("backward/not_measured"):
             return f"At update {row['update']} the backward pass was not held against it: {row['backward/not_measured']}."
-    if not any(row["update"] == 0 and row.get("backward/gradient_error") is not None for row in run.updates):
+    measured = [row for row in run.updates if row.get("backward/gradient_error") is not None]
+    if not any(row["update"] == 0 for row in measured):
         return "The backward pass of update 0 was not held against the equation."
+    if all(row.get("backward/norm_ratio") is None for row in measured):
+        where = f"update {spans([row['update'] for row in measured])}"
+        return f"The backward pass of {where} had no gradient, and there any loss agrees with the equation."
+    if run.config["kl"]["coef"] and len(run.updates) > 1 and not any(row["update"] for row in measured):
+        return "The backward pass was held against the equations at update 0 alone, where the penalty has no gradient yet."
     return None
 
 

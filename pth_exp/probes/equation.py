@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -19,9 +20,10 @@ from pth_exp.schema import Arm, KlConfig
 
 POLICIES = ("sampler_logp", "old_logp", "ref_logp")
 ROUNDING: Final = 1e-6
-"""Nats. A float32 log-probability so near to where a clip or a mask begins may fall on either side of it."""
+"""Nats. A float32 log-ratio so near to where a clip or a mask begins may fall on either side of it."""
 
 RANDOM = {"count": 12, "responses": 16, "longest": 48}
+LONG = {"count": 1, "responses": 8, "longest": 1024, "seed": 3}
 
 
 def sha256(equation: str) -> str:
@@ -47,7 +49,8 @@ def probe_equation(arm: Arm, loss: Loss) -> dict[str, Any]:
     if arm.equation is None:
         return {**row, "not_measured": "arm.equation is null: nothing is written to hold the loss against"}
     row["equation/sha256"] = sha256(arm.equation)
-    inputs = [*fixed_inputs(), *random_inputs(**RANDOM)]
+    long = (Input(f"long, {given.name}", given.batch) for given in random_inputs(**LONG))
+    inputs = [*fixed_inputs(), *random_inputs(**RANDOM), *long]
     try:
         equation = parse(arm.equation, arm.parameters())
         with torch.random.fork_rng(devices=[]):
@@ -73,8 +76,8 @@ def compare(loss: Loss, equation: Equation, arm: Arm, inputs: Iterable[Input], d
         found = Evaluation(float(output.loss.detach()), -output.token_coef[padded.mask].double().numpy())
         expected = evaluate(equation, batch, parameters)
         scale = float(np.abs(expected.gradient * np.asarray(batch.logp)).sum())
-        shifts = () if dtype is torch.float64 else (-ROUNDING, ROUNDING)
-        others = (evaluate(equation, _shifted(batch, by), parameters) for by in shifts)
+        near = () if dtype is torch.float64 else _rounded(batch)
+        others = (evaluate(equation, other, parameters) for other in near)
         differences.add(given.name, lengths.tolist(), found, expected, others, scale)
     return differences
 
@@ -105,9 +108,8 @@ def _backward(equation: Equation, arm: Arm, kl: KlConfig, batch: TokenBatch, tot
     value_scale = np.abs(own.gradient * logp).sum()
     gradient_scale = np.zeros_like(logp)
 
-    def expected(shift: float) -> Evaluation:
-        moved = _shifted(written, shift)
-        loss, penalty = evaluate(equation, moved, arm.parameters()), _penalty(kl, kl.estimator, moved)
+    def expected(batch: WrittenBatch) -> Evaluation:
+        loss, penalty = evaluate(equation, batch, arm.parameters()), _penalty(kl, kl.estimator, batch)
         return Evaluation(loss.value + kl.coef * penalty.value, loss.gradient + kl.coef * penalty.gradient)
 
     if kl.coef:
@@ -115,8 +117,8 @@ def _backward(equation: Equation, arm: Arm, kl: KlConfig, batch: TokenBatch, tot
         gradient_scale = kl.coef * _penalty(kl, "k1", written).gradient
         value_scale = max(value_scale, np.abs(gradient_scale * (logp - np.asarray(written.ref_logp))).sum())
     differences, lengths = Differences(), np.asarray(written.lengths).tolist()
-    others = (expected(by) for by in (-ROUNDING, ROUNDING))
-    differences.add("the batch", lengths, found, expected(0.0), others, value_scale, gradient_scale)
+    others = (expected(other) for other in _rounded(written))
+    differences.add("the batch", lengths, found, expected(written), others, value_scale, gradient_scale)
     return differences
 
 
@@ -149,9 +151,13 @@ def _flat(batch: TokenBatch) -> WrittenBatch:
     return WrittenBatch(lengths, advantage, tokens(batch.logp), **policies)
 
 
-def _shifted(batch: WrittenBatch, by: float) -> WrittenBatch:
-    policies = {policy: getattr(batch, policy) for policy in POLICIES}
-    return WrittenBatch(batch.lengths, batch.advantage, np.asarray(batch.logp) + by, **policies)
+def _rounded(batch: WrittenBatch) -> Iterator[WrittenBatch]:
+    """The batch as rounding may have had it. A ratio is of the learner to another policy, or of old policy to sampler."""
+    for field in ("logp", "sampler_logp"):
+        values = getattr(batch, field)
+        if values is not None:
+            for by in (-ROUNDING, ROUNDING):
+                yield dataclasses.replace(batch, **{field: np.asarray(values) + by})
 
 
 def _reason(error: Exception) -> str:

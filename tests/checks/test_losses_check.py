@@ -113,7 +113,22 @@ NOT_MEASURED: list[tuple[sweeps.Mutate | None, dict[str, Any], str]] = [
         {},
         "no ref_logp",
     ),
+    (off("float64", gradient_error=None), {}, "computed in float64 was not held against its equation"),
+    (off("float32", gradient_error=None), {}, "computed in float32 was not held against its equation"),
+    (lambda kind, row: {**row, "responses": 0} if kind == "equations" else row, {}, "no error of it is recorded"),
+    (off("equation", sha256=None), {}, "is not the frozen arm.equation"),
+    (
+        lambda kind, row: {**row, "backward/norm_ratio": None} if kind == "updates" else row,
+        {},
+        "The backward pass of update 0-2, 4, 8 had no gradient",
+    ),
+    (lambda kind, row: first_backward_alone(kind, row), {}, "at update 0 alone, where the penalty has no gradient yet"),
 ]
+
+
+def first_backward_alone(kind: str, row: dict[str, Any]) -> dict[str, Any]:
+    later = kind == "updates" and row["update"] > 0
+    return {k: v for k, v in row.items() if not (later and k.startswith("backward/"))}
 
 
 @pytest.mark.parametrize(("mutate", "fields", "said"), NOT_MEASURED)
@@ -133,6 +148,16 @@ def test_a_run_killed_before_its_first_update_is_not_measured(tmp_path: Path) ->
 
 def test_half_a_measurement_is_no_pass(tmp_path: Path) -> None:
     assert judge(tmp_path, off("float64", value_error=None)).outcome is Outcome.failed
+
+
+def test_the_first_backward_pass_is_enough_where_there_is_no_penalty_or_no_other_update(tmp_path: Path) -> None:
+    assert judge(tmp_path / "a", first_backward_alone, kl__coef=0.0).outcome is Outcome.passed
+    assert judge(tmp_path / "b", first_backward_alone, updates=1).outcome is Outcome.passed
+
+
+def test_a_gradient_in_one_of_the_measured_updates_is_enough(tmp_path: Path) -> None:
+    """All rewards of a first batch may be equal."""
+    assert judge(tmp_path, off("backward", norm_ratio=None)).outcome is Outcome.passed
 
 
 def test_a_later_backward_pass_does_not_stand_for_the_first(tmp_path: Path) -> None:
