@@ -105,7 +105,7 @@ class _Parser:
             what = f"cannot be read: {error.msg}" + (f" in `{line}`" if line else "")
             raise EquationError(what, remedy, error.lineno or 1, max(error.offset or 1, 1)) from None
         except (ValueError, RecursionError, MemoryError) as error:
-            raise EquationError(f"cannot be read: {error or 'nested too deeply'}", "write shorter expressions") from None
+            raise EquationError(f"cannot be read: {str(error) or 'nested too deeply'}", "write shorter expressions") from None
         if not statements:
             raise EquationError("has no line", "write loss = expression", 1, 1)
         return statements

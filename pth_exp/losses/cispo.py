@@ -35,6 +35,9 @@ def cispo(
     r_t = exp(clamp(logp - old_logp, -20, 20)); term_t = -sg(clip(r_t, 1 - clip_low, 1 + clip_high)) A log pi_theta, averaged
     over the batch's tokens. A clipped token keeps its gradient: the clip bounds the weight and drops nothing.
 
+    The paper takes the mean over the tokens of each prompt's responses, then over prompts; here it is over the batch's tokens, as
+    everywhere in this package, and a prompt with long responses counts for more.
+
     Choices that the source leaves open: it uses no lower bound (``clip_low`` null), and what it set ``clip_high`` to could not be
     established; 0.2 is PPO's. Its optional mask of tokens is not here.
 

@@ -77,6 +77,8 @@ def ppo_clip(
     The ratio is against ``old_logp``, whoever that is: the sampler's for the arm ``ppo_clip``, the learner's own recomputed ones
     for ``grpo``, where r is identically 1 with one step a batch and nothing corrects for the sampler (paper, section 4.1).
 
+    The mean over the batch's tokens is verl's default; GRPO's own (Shao et al., 2024) is ``seq_mean_token_mean``.
+
     Raises ``ValueError`` if the batch has no ``old_logp``.
     """
     terms, metrics = clipped_terms(batch, clip_low, clip_high, dual_clip)
@@ -96,7 +98,8 @@ def dr_grpo(
     """Dr. GRPO (Liu et al., 2025, arXiv 2503.20783): the loss ``grpo``, summed over tokens and divided by a constant.
 
     The constant ``norm_tokens`` stands in place of a response's length and has no default; the arm takes the longest response
-    allowed. The other half of the method, advantages without the group's standard deviation, is ``arm.advantage``.
+    allowed. The other half of the method, advantages without the group's standard deviation, is ``arm.advantage``. The dual clip
+    is verl's and not the paper's; it acts from the second step on a batch, and ``dual_clip`` null takes it away.
 
     Raises ``ValueError`` if the batch has no ``old_logp``.
     """
