@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pth_exp.equations import Equation, Evaluation, WrittenBatch, evaluate, parse, penalty_equation
-from pth_exp.losses.types import Loss, TokenBatch
+from pth_exp.losses.types import Loss, TokenBatch, Totals
 from pth_exp.probes.inputs import Input, fixed_inputs, random_inputs
 from pth_exp.probes.likeness import Differences
 from pth_exp.schema import Arm, KlConfig
@@ -58,7 +58,7 @@ def probe_equation(arm: Arm, loss: Loss) -> dict[str, Any]:
             single = compare(loss, equation, arm, inputs, torch.float32)
     except Exception as error:  # a loss or a reference of the user's own may raise anything; the run goes on without a verdict
         return {**row, "not_measured": _reason(error)}
-    row |= {"inputs": double.inputs, "responses": double.responses}
+    row |= {"inputs": single.inputs, "responses": single.responses}
     return {**row, **double.entries("float64"), **single.entries("float32"), "timing_s/equation": time.perf_counter() - start}
 
 
@@ -72,14 +72,31 @@ def compare(loss: Loss, equation: Equation, arm: Arm, inputs: Iterable[Input], d
         batch = given.batch
         lengths = np.asarray(batch.lengths)
         padded = _padded(batch, dtype)
-        output = loss(padded)
-        found = Evaluation(float(output.loss.detach()), -output.token_coef[padded.mask].double().numpy())
         expected = evaluate(equation, batch, parameters)
         scale = float(np.abs(expected.gradient * np.asarray(batch.logp)).sum())
         near = () if dtype is torch.float64 else _rounded(batch)
         others = (evaluate(equation, other, parameters) for other in near)
-        differences.add(given.name, lengths.tolist(), found, expected, others, scale)
+        differences.add(given.name, lengths.tolist(), _found(loss, [padded]), expected, others, scale)
+        if dtype is torch.float64 and getattr(loss, "splittable", False):
+            # as a stack does that hands the loss one micro-batch after another
+            differences.add(f"{given.name}, in parts", lengths.tolist(), _found(loss, _parts(padded)), expected, (), scale)
     return differences
+
+
+def _found(loss: Loss, parts: Sequence[TokenBatch]) -> Evaluation:
+    """Value and gradient of a loss that is handed a batch in parts."""
+    outputs = [loss(part) for part in parts]
+    gradients = [-o.token_coef[p.mask].double().numpy() for o, p in zip(outputs, parts, strict=True)]
+    return Evaluation(sum(float(o.loss.detach()) for o in outputs), np.concatenate(gradients))
+
+
+def _parts(batch: TokenBatch) -> list[TokenBatch]:
+    """A batch's rows in two parts of different sizes, each of which knows how much the whole holds."""
+    totals = Totals(int(batch.mask.sum()), int(batch.mask.any(dim=1).sum()))
+    cut = (len(batch.mask) + 2) // 3
+    fields = ("logp", "advantage", "mask", *POLICIES)
+    rows = [slice(None, cut), slice(cut, None)] if cut < len(batch.mask) else [slice(None)]
+    return [TokenBatch(**{name: getattr(batch, name)[part] for name in fields}, totals=totals) for part in rows]
 
 
 def probe_backward(arm: Arm, kl: KlConfig, batch: TokenBatch, total: float, logp_grad: Tensor) -> dict[str, Any]:

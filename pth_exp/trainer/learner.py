@@ -132,11 +132,19 @@ class Learner:
         gradient = logp.grad
         if gradient is None:
             raise RuntimeError("the loss did not read logp: no gradient reaches the policy")
-        if self.activations is Activations.micro_batch:
-            for rows in micro_batches(rollout.lengths, self.micro_batch_tokens):
-                part = _rows_log_probs(self.policy, rollout, rows, None)
-                torch.autograd.backward(part, gradient[rows.to(gradient.device), : part.shape[1]])
-        return gradient
+        return gradient if self.activations is Activations.whole_batch else self._backward_in_parts(rollout, gradient)
+
+    def _backward_in_parts(self, rollout: Rollout, gradient: Tensor) -> Tensor:
+        """Returns what arrived of [B, T] ``gradient`` at the log-probabilities of the parts, so that a lost row is seen."""
+        arrived = torch.zeros_like(gradient)
+        for rows in micro_batches(rollout.lengths, self.micro_batch_tokens):
+            part = _rows_log_probs(self.policy, rollout, rows, None)
+            part.retain_grad()
+            here = rows.to(gradient.device)
+            torch.autograd.backward(part, gradient[here, : part.shape[1]])
+            if part.grad is not None:
+                arrived[here, : part.shape[1]] = part.grad
+        return arrived
 
     def _log_probs(self, policy: Policy, rollout: Rollout) -> Tensor:
         parts, order = [], []

@@ -160,7 +160,7 @@ def test_aggregate_needs_the_arm_s_aggregation() -> None:
 
 @pytest.mark.parametrize("text", ["loss = " + "(" * 5000, "loss = " + "-" * 100_000 + "1", "loss = 1" + " + 1" * 5000])
 def test_what_is_nested_too_deeply_is_refused(text: str) -> None:
-    with pytest.raises(EquationError, match="nest|recursion"):
+    with pytest.raises(EquationError, match=r"nest|recursion"):
         parse(text)
 
 

@@ -41,6 +41,17 @@ def test_every_shipped_arm_is_its_equation(name: str) -> None:
     assert (row["inputs"], row["responses"]) == (25, 222)
 
 
+@pytest.mark.parametrize("name", ["san", "grpo"])
+def test_a_loss_that_takes_a_part_for_the_whole_is_seen(name: str) -> None:
+    """On one machine nothing shows: a stack that hands it micro-batches weighs each as if it were the batch."""
+    right = bound(shipped(name))
+    wrong = dataclasses.replace(right, function=lambda b, **p: right.function(dataclasses.replace(b, totals=None), **p))
+    row = probed(shipped(name), wrong)
+    assert row["float64/gradient_error"] > 0.1
+    assert row["float64/worst"]["input"].endswith("in parts")
+    assert row["float32/gradient_error"] < 1e-5, "which takes the batch as one"
+
+
 @pytest.mark.parametrize("name", [n for n in NAMES if "aggregation" in shipped(n).parameters()])
 @pytest.mark.parametrize("aggregation", list(Aggregation))
 def test_parameters_are_the_frozen_ones(name: str, aggregation: Aggregation) -> None:

@@ -267,6 +267,21 @@ def test_reported_logp_gradient_is_that_of_the_total_loss() -> None:
     assert torch.allclose(step.logp_grad, expected, atol=1e-7)
 
 
+def test_a_micro_batch_that_is_scaled_or_lost_shows_in_the_reported_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part's pass back through the policy takes its rows of d total / d logp; here every one takes three times that."""
+    rollout, advantage = rollout_of()
+    right = learner_of("qwen2", "san", schema.Activations.micro_batch, 20).update(rollout, advantage).steps[0].logp_grad
+    original = torch.autograd.backward
+
+    def thrice(tensors: Any, gradient: Any = None) -> None:
+        original(tensors, gradient if gradient is None else 3 * gradient)
+
+    monkeypatch.setattr(torch.autograd, "backward", thrice)
+    wrong = learner_of("qwen2", "san", schema.Activations.micro_batch, 20).update(rollout, advantage).steps[0].logp_grad
+    assert right.abs().max() > 1e-3
+    assert torch.equal(wrong, 3 * right)
+
+
 @pytest.mark.parametrize(("bound", "acts"), [(1e-3, True), (1e9, False), (None, False)])
 def test_gradient_clip(bound: float | None, acts: bool) -> None:
     """One Adam step is blind to the gradient's scale, so the clip is read from the optimiser's first moment."""
