@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = ["updates=2", "prompts_per_update=2", "responses_per_prompt=2", "max_response_tokens=8", "validation.every=null"]
+SMALL = ["updates=2", "prompts_per_update=4", "responses_per_prompt=4", "validation.every=null"]
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -73,4 +73,4 @@ def test_install_runs_from_an_empty_folder(kind: str, wheel: Path, source: Path,
     checked = run(home / "bin" / "pth", "check", "--json", "--no-figure", cwd=empty)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     verdicts = {(v["run"], v["check"]): v["outcome"] for v in json.loads(checked.stdout)["verdicts"]}
-    assert verdicts == {(arm, check): "pass" for arm in ("grpo", "san") for check in ("ratio", "config", "batches")}
+    assert verdicts == {(arm, check): "pass" for arm in ("grpo", "san") for check in ("ratio", "config", "batches", "losses")}

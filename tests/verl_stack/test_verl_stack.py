@@ -15,7 +15,7 @@ from pth_exp.probes.weights import fingerprint
 from pth_exp.records.reader import RunRecords, Sweep
 from pth_exp.schema import ModelConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000), pytest.mark.xdist_group("verl")]  # one verl job at a time
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 INTERVAL, UPDATES = 3, 5
 SMALL = [
