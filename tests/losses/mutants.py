@@ -27,7 +27,7 @@ import torch
 from pth_exp.armfiles import CONF, arm_paths, read_arm
 from pth_exp.checks.losses import TOLERANCE
 from pth_exp.equations import parse
-from pth_exp.losses import BoundLoss, get_loss
+from pth_exp.losses import get_loss
 from pth_exp.losses.registry import _ENTRIES
 from pth_exp.losses.types import Loss
 from pth_exp.probes.equation import RANDOM, compare
@@ -225,7 +225,7 @@ def is_caught(mutant: Mutant, arm: Arm, on: Sequence[Input]) -> bool:
     own = _ENTRIES[arm.loss].function
     with mutant.installed() as faulty:
         function = faulty if mutant.original is own else own
-        losses = ((BoundLoss(arm.loss, get_loss(arm.loss, **a.parameters()).parameters, function), a) for a in settings(arm))
+        losses = ((dataclasses.replace(get_loss(arm.loss, **a.parameters()), function=function), a) for a in settings(arm))
         return any(not error_of(loss, a, on) <= TOLERANCE for loss, a in losses)
 
 
