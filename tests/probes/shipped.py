@@ -1,27 +1,19 @@
-"""The arms that come with the package, read from their YAML without Hydra."""
+"""The arms that come with the package, as a run with the default response length would have them."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import dataclasses
 from typing import Any
 
-import yaml
+from pth_exp.armfiles import CONF, arm_paths, read_arm
+from pth_exp.schema import Arm
 
-import pth_exp.conf
-from pth_exp.schema import BUILTIN_ARMS, Arm
-
-FOLDER = Path(str(pth_exp.conf.__file__)).parent / "arm"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+NAMES = list(arm_paths(CONF))
 
 
 def shipped(name: str, **fields: Any) -> Arm:
     """The arm of an option with ``fields`` changed; what it takes from the run's config is 56, the default response length."""
-    values = {**_values(name), **fields}
-    values = {key: 56.0 if isinstance(value, str) and value.startswith("${") else value for key, value in values.items()}
-    return BUILTIN_ARMS[values["loss"]](**values)
-
-
-def _values(name: str) -> dict[str, Any]:
-    values: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
-    bases = [base for base in values.pop("defaults") if base != "_self_" and not base.startswith("/schema/")]
-    return {key: value for base in bases for key, value in _values(base).items()} | values
+    arm = read_arm(name, CONF).arm
+    if isinstance(getattr(arm, "norm_tokens", None), str):
+        fields = {"norm_tokens": 56.0, **fields}
+    return dataclasses.replace(arm, **fields)
