@@ -171,9 +171,9 @@ def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
-AGGREGATIONS: dict[str, Any] = {"aggregation": list(Aggregation)}
 VARIANTS: dict[str, list[Any]] = {
-    **AGGREGATIONS, "dual_clip": [None, 3.0], "cap": [None, 2.0], "clip_low": [None, 0.2], "weighted": [False, True],
+    "aggregation": list(Aggregation),
+    "dual_clip": [None, 3.0], "cap": [None, 2.0], "clip_low": [None, 0.2], "weighted": [False, True],
     "count_rejected": [False, True], "harmful_only": [False, True], "lower": [0.0, 0.5],
 }  # fmt: skip
 """Values of a parameter that lead to another branch of a loss."""
