@@ -119,6 +119,7 @@ def _environment(run_dir: Path, stack: VerlStack, device: str) -> dict[str, str]
         "HF_HUB_OFFLINE": "1",  # the weights were resolved and hashed before the run
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": str(stack.threads),
+        "TQ_NUM_THREADS": str(stack.threads),  # verl's queue takes 8, and warns at every call on a machine with fewer cores
     }
     if device != "cpu":
         return common
