@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pth_exp.probes import is_due, probe_backward, probe_equation
+from pth_exp.probes import probe_equation
 from pth_exp.probes.weights import fingerprint
 from pth_exp.records.writer import RunRecorder
 from pth_exp.schema import Config
@@ -85,10 +85,8 @@ def run(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: C
             clock.lap("validate")
 
         # Record.
-        row = rows.update_row(update, trained, drawn, parts.arm, parts.shadows, learner.optimizer.lr, weights_before, report)
-        if is_due(update):
-            first = report.steps[0]
-            row |= probe_backward(config.arm, config.kl, first.batch, first.loss, first.logp_grad)
+        lr = learner.optimizer.lr
+        row = rows.update_row(update, config, trained, drawn, parts.arm, parts.shadows, lr, weights_before, report)
         batch_row = rows.batch_row(update, trained, drawn, report)
         clock.lap("probe")
         recorder.batch(batch_row)

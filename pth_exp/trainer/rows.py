@@ -7,13 +7,24 @@ from typing import Any
 
 import torch
 
-from pth_exp.probes import Shadow, batch_id, generation_id, probe_update, ratio_histogram, shadow_pairs
+from pth_exp.probes import (
+    Shadow,
+    batch_id,
+    generation_id,
+    is_due,
+    probe_backward,
+    probe_update,
+    ratio_histogram,
+    shadow_pairs,
+)
+from pth_exp.schema import Config
 from pth_exp.trainer.learner import UpdateReport
 from pth_exp.trainer.rollout import Rollout
 
 
 def update_row(
     update: int,
+    config: Config,
     trained: Rollout,
     drawn: Sequence[Rollout],
     arm: Shadow,
@@ -22,12 +33,15 @@ def update_row(
     weights_before: str,
     report: UpdateReport,
 ) -> dict[str, Any]:
-    """The row of ``updates`` without its timings; losses and norms are means over the batch's optimiser steps."""
+    """The row of ``updates`` without its timings; losses and norms are means over the batch's optimiser steps.
+
+    On some updates (``is_due``) the first step's backward pass is held against the equations of the arm and of the penalty.
+    """
     steps = report.steps
     first = steps[0]
     clipped = [step.gradient.clipped for step in steps]
     kl_losses = [step.kl_loss for step in steps if step.kl_loss is not None]
-    return {
+    row = {
         "update": update,
         "sampler/version": trained.version,
         "sampler/fingerprint": trained.fingerprint,
@@ -48,6 +62,9 @@ def update_row(
         **probe_update(arm.loss, first.batch, [step.output for step in steps], arm.old_policy),
         "shadow/pairs": shadow_pairs(arm.name, first.batch, first.output.token_coef, shadows, trained.rewards, trained.group),
     }
+    if is_due(update):
+        row |= probe_backward(config.arm, config.kl, first.batch, first.loss, first.logp_grad)
+    return row
 
 
 def batch_row(update: int, trained: Rollout, drawn: Sequence[Rollout], report: UpdateReport) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pth_exp.losses.types import LossOutput, TokenBatch
-from pth_exp.probes import Shadow, is_due, probe_backward
+from pth_exp.probes import Shadow
 from pth_exp.records.fields import EXTRA
 from pth_exp.records.writer import RunRecorder
 from pth_exp.schema import Config
@@ -96,10 +96,9 @@ class Recording:
         reports = [self._step(list(parts), trained, columns) for parts in zip(*self._steps, strict=True)]
         report = UpdateReport(reports, ref_seconds=0.0)
         lr = next(part.lr for part in self._steps[0] if part.lr is not None)
-        row = rows.update_row(update, trained, [trained], self._arm, self._shadows, lr, self._weights_before, report)
-        if is_due(update):
-            first = report.steps[0]
-            row |= probe_backward(self._config.arm, self._config.kl, first.batch, first.loss, first.logp_grad)
+        row = rows.update_row(
+            update, self._config, trained, [trained], self._arm, self._shadows, lr, self._weights_before, report
+        )
         batch = rows.batch_row(update, trained, [trained], report)
         self._recorder.batch(batch)
         timings = {f"timing_s/{name}": seconds.get(name) for name in ("gen", "old_log_prob", "ref", "update_actor", "step")}
