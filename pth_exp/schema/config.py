@@ -27,6 +27,10 @@ _SCIENCE, _EXECUTION, _OUTPUT = Role.science, Role.execution, Role.output
 class StackConfig:
     name: str = spec(MISSING, _SCIENCE, "which stack trains: trainer or verl")
     record_sampler_logp: bool = spec(True, _SCIENCE, "the sampler records the log-probability of each token it samples")
+    checkpoint_every: Optional[int] = spec(
+        20, _EXECUTION, "a checkpoint after every so many updates and the last; null: only when told to stop", "updates"
+    )
+    keep_checkpoints: int = spec(1, _EXECUTION, "older checkpoints kept beside the newest", "checkpoints")
 
 
 @dataclass
@@ -38,8 +42,6 @@ class TrainerStack(StackConfig):
     sampler_rows: int = spec(256, _EXECUTION, "responses generated at a time", "rows")
     micro_batch_tokens: int = spec(1024, _EXECUTION, "padded response tokens of one forward pass of the learner", "tokens")
     activations: Activations = spec(Activations.whole_batch, _EXECUTION, "micro_batch: one more forward pass, less memory")
-    checkpoint_every: Optional[int] = spec(20, _EXECUTION, "a checkpoint after every so many updates; null: none", "updates")
-    keep_checkpoints: int = spec(1, _EXECUTION, "older checkpoints kept beside the newest", "checkpoints")
 
 
 @dataclass

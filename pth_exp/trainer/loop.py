@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pth_exp.checkpoint import CheckpointStore, is_due
 from pth_exp.probes import probe_equation
 from pth_exp.probes.weights import fingerprint
 from pth_exp.records.writer import RunRecorder
@@ -19,10 +20,12 @@ from pth_exp.staleness.schedule import refreshes_at
 from pth_exp.tasks.cut import cut_response
 from pth_exp.trainer import rows
 from pth_exp.trainer.build import Run, build, received
-from pth_exp.trainer.checkpoint import CheckpointStore
 from pth_exp.trainer.learner import Clock
 from pth_exp.trainer.rollout import Rollout, pad_rows
 from pth_exp.trainer.sampler import greedy
+
+STATE = "state.pt"
+"""The one file of a checkpoint: plain values and tensors."""
 
 
 class Outcome(StrEnum):
@@ -44,8 +47,8 @@ def run(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: C
     recorder.received(received(parts))
 
     start = 0
-    if (state := store.load()) is not None:
-        start = _restore(state, parts, queue, first_batches)
+    if (newest := store.newest()) is not None:
+        start = _restore(newest, parts, queue, first_batches)
     elif config.validation.every is not None:
         _validate(parts, recorder, 0)
     # Section 4.4: the loss that trains against the equation that its arm writes down, in this process.
@@ -53,7 +56,7 @@ def run(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: C
 
     for update in range(start, config.updates):
         if should_stop():
-            store.save(update, _state(update, parts, queue, first_batches))
+            _save(store, update, parts, queue, first_batches)
             return Outcome.preempted
         clock = Clock(learner.policy.device)
 
@@ -79,8 +82,7 @@ def run(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: C
         clock.lap("update_actor")
 
         done = update + 1
-        every = config.validation.every
-        if every is not None and (done % every == 0 or done == config.updates):
+        if is_due(done, config.validation.every, config.updates):
             _validate(parts, recorder, done)
             clock.lap("validate")
 
@@ -93,8 +95,8 @@ def run(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: C
         clock.lap("records")
         recorder.update({**row, **rows.timings(clock.seconds, report.ref_seconds)})
 
-        if parts.stack.checkpoint_every is not None and (done % parts.stack.checkpoint_every == 0 or done == config.updates):
-            store.save(done, _state(done, parts, queue, first_batches))
+        if is_due(done, parts.stack.checkpoint_every, config.updates):
+            _save(store, done, parts, queue, first_batches)
     return Outcome.completed
 
 
@@ -160,10 +162,10 @@ def _note_first_batches(
         recorder.first_batches(noted)
 
 
-def _state(update: int, parts: Run, queue: ReplayQueue[Rollout], first_batches: list[list[str]]) -> dict[str, Any]:
+def _save(store: CheckpointStore, update: int, parts: Run, queue: ReplayQueue[Rollout], first_batches: list[list[str]]) -> None:
     """All that the rest of the run depends on. Streams and data order are keyed by draw, so the queue's position is theirs."""
     held = queue.state()
-    return {
+    state = {
         "update": update,
         "learner": _weights(parts.learner.policy.model),
         "optimizer": parts.learner.optimizer.state(),
@@ -172,10 +174,13 @@ def _state(update: int, parts: Run, queue: ReplayQueue[Rollout], first_batches: 
         "queue": {**held, "batches": {draw: rollout.state() for draw, rollout in held["batches"].items()}},
         "first_batches": first_batches,
     }
+    with store.writing(update) as folder:
+        torch.save(state, folder / STATE)
 
 
-def _restore(state: dict[str, Any], parts: Run, queue: ReplayQueue[Rollout], first_batches: list[list[str]]) -> int:
-    """Puts back what ``_state`` returned; returns the number of updates done."""
+def _restore(newest: Path, parts: Run, queue: ReplayQueue[Rollout], first_batches: list[list[str]]) -> int:
+    """Puts back what ``_save`` wrote; returns the number of updates done."""
+    state: dict[str, Any] = torch.load(newest / STATE, map_location="cpu", weights_only=True)
     _load_weights(parts.learner.policy.model, state["learner"])
     parts.learner.optimizer.load_state(state["optimizer"])
     _load_weights(parts.sampler.policy.model, state["sampler"])

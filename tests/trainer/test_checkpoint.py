@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
-import torch
 
 from pth_exp import schema
-from pth_exp.trainer.checkpoint import CheckpointStore
 
 from .conftest import Configure, Execute
 
@@ -67,63 +64,3 @@ def test_a_bfloat16_run_resumes_with_its_masters(configure: Configure, execute: 
     config = configure(model__dtype=schema.Dtype.bfloat16, lr=1e-4, updates=4)
     whole, resumed = execute(config, "whole"), execute(config, "resumed", (2,))
     assert resumed.all() == whole.all()
-
-
-def state(number: int) -> dict[str, object]:
-    return {
-        "update": number,
-        "weights": {"a": torch.arange(5.0) * number},
-        "names": [["x", "y"]],
-        "batches": {3: (1, True, None)},
-    }
-
-
-def test_round_trip(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "checkpoint", keep=1)
-    assert store.load() is None
-    store.save(4, state(4))
-    loaded = store.load()
-    assert loaded is not None
-    assert torch.equal(loaded.pop("weights")["a"], torch.arange(5.0) * 4)
-    assert loaded == {"update": 4, "names": [["x", "y"]], "batches": {3: (1, True, None)}}
-
-
-@pytest.mark.parametrize("damage", ["cut", "flip"])
-def test_a_damaged_file_falls_back_to_the_one_before(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str) -> None:
-    store = CheckpointStore(tmp_path, keep=1)
-    store.save(2, state(2))
-    newest = store.save(9, state(9))
-    content = bytearray(newest.read_bytes())
-    if damage == "flip":
-        content[len(content) // 2] ^= 1
-    newest.write_bytes(content[:-1] if damage == "cut" else content)
-    with caplog.at_level(logging.WARNING):
-        loaded = store.load()
-    assert loaded is not None
-    assert loaded["update"] == 2
-    assert newest.name in caplog.text
-    assert "falling back" in caplog.text
-    store.save(9, state(9))
-    again = store.load()
-    assert again is not None
-    assert again["update"] == 9
-
-
-def test_an_interrupted_write_leaves_the_older_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = CheckpointStore(tmp_path, keep=0)
-    store.save(1, state(1))
-
-    def fail(*_: object) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(torch, "save", fail)
-    with pytest.raises(OSError, match="no space"):
-        store.save(2, state(2))
-    assert [path.name[:15] for path in tmp_path.iterdir()] == ["update-00000001"]
-
-
-def test_the_number_of_checkpoints_is_bounded(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep=2)
-    for update in range(12):
-        store.save(update, state(update))
-    assert sorted(int(path.name[7:15]) for path in tmp_path.iterdir()) == [9, 10, 11]
