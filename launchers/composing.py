@@ -23,10 +23,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pth_exp import schema, validity
+from pth_exp import machine, schema, validity
 from pth_exp.design import flatten
 from pth_exp.launchers.sources import plain_values, uncoerced
 from pth_exp.refusal import Objection, Refusal, objection, refuse
+
+SETTLED = ("stack.device",)
+"""Fields whose value may be decided when a run is frozen."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class Composer:
         base, raw, given = self._merged(parsed)
         values = self._resolved(base, raw)
         _make_absolute(values)
+        _settle_device(values)
         if values["probe"]["shadows"]:
             raise refuse("probe.shadows", "", "is filled in when a run is frozen", "name the arms in probe.shadow_arms")
         values["probe"]["shadows"] = {name: self._shadow(name, parsed) for name in _others(values)}
@@ -108,7 +112,7 @@ class Composer:
             raise Refusal(objections)
         choices = {o.key_or_group: str(o.value()) for o in groups}
         given = {
-            path: _select(values, path) if _interpolated(value) or path in schema.LOCATIONS else value
+            path: _select(values, path) if _interpolated(value) or path in schema.LOCATIONS or path in SETTLED else value
             for path, value in given.items()
         }
         hydra = {**base.hydra, "overrides": {**base.hydra["overrides"], "task": overrides}}
@@ -219,6 +223,13 @@ def _make_absolute(values: dict[str, Any]) -> None:
         path = parent.get(name) if parent is not None else None
         if parent is not None and isinstance(path, str) and Path(path).is_dir():
             parent[name] = str(Path(path).absolute())
+
+
+def _settle_device(values: dict[str, Any]) -> None:
+    """verl's config names the device, so ``auto`` is what this machine has; the trainer looks where it runs."""
+    stack = values.get("stack")
+    if isinstance(stack, dict) and stack.get("name") == "verl" and stack.get("device") == "auto":
+        stack["device"] = "cuda" if machine.visible_gpus() else "cpu"
 
 
 def _refusal_behind(error: BaseException) -> Refusal | None:

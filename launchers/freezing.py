@@ -14,7 +14,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from pth_exp import design, extensions, freeze
-from pth_exp.launchers import gate, hydra_settings
+from pth_exp.launchers import gate, hydra_settings, rendering
 from pth_exp.launchers.composing import Composed, Composer
 from pth_exp.launchers.place import Job, Place, conclude
 from pth_exp.launchers.secrets import guard_environment
@@ -119,12 +119,16 @@ class FreezingLauncher:
         labels = self.plan.labels()
         verdict = self.plan.hold(labels)
         verdict.enforce()
+        files = rendering.files(self.plan.planned[done:])
         if self._sweep_dir is None:
             name = self.plan.planned[0].composed.config.name
             self._sweep_dir = SweepDir.create(Path(self.plan.master.hydra.sweep.dir), name)
         for finding in verdict.comparison.findings:
             print(f"labelled: {finding.kind}: {finding.message}", file=sys.stderr)
-        batch = [self._sweep_dir.freeze(self.plan.planned[i], labels[i], i) for i in range(done, len(self.plan.planned))]
+        batch = [
+            self._sweep_dir.freeze(planned, labels[index], index, files[index - done])
+            for index, planned in list(enumerate(self.plan.planned))[done:]
+        ]
         self._sweep_dir.write_index(verdict)
         results = self._place.dispatch([Job.of(run) for run in batch])
         conclude(results, self._sweep_dir.path, sys.stderr)

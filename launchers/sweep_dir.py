@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,8 +53,8 @@ class SweepDir:
             raise refuse("hydra.sweep.dir", path, "belongs to another launch", remedy) from None
         return sweep
 
-    def freeze(self, planned: Planned, label: str, index: int) -> FrozenRun:
-        """Write one run's frozen config, and Hydra's own files beside it."""
+    def freeze(self, planned: Planned, label: str, index: int, files: Mapping[str, bytes]) -> FrozenRun:
+        """Write one run's frozen config with the ``files`` derived from it, and Hydra's own files beside them."""
         composed = planned.composed
         assert planned.config_id is not None
         run_dir = self.path / f"{index:03d}-{planned.config_id[:8]}"
@@ -65,7 +66,7 @@ class SweepDir:
             "overrides": composed.overrides,
             "experiment": composed.config.name,
         }
-        frozen = freeze.freeze(composed.values, run, planned.inputs, composed.environment, run_dir)
+        frozen = freeze.freeze(composed.values, run, planned.inputs, composed.environment, run_dir, files)
         lifecycle.note(run_dir, State.FROZEN, "launcher")
         subdir = composed.hydra["hydra"]["output_subdir"]
         if subdir is not None:

@@ -38,6 +38,7 @@ class FrozenRun:
         config_id: the run's identity, a hash over science fields and input contents.
         inputs: hashes of source, data, model, tokenizer, and of a study folder or plug-ins.
         environment: variables that the worker sets before it imports anything heavy.
+        files: name of each file that was derived from the config and frozen beside it, to its sha256.
     """
 
     path: Path
@@ -47,6 +48,7 @@ class FrozenRun:
     config_id: str
     inputs: dict[str, Any]
     environment: dict[str, str]
+    files: dict[str, str]
 
     @functools.cached_property
     def config(self) -> schema.Config:
@@ -91,16 +93,18 @@ def freeze(
     inputs: Mapping[str, Any],
     environment: Mapping[str, str],
     run_dir: Path,
+    files: Mapping[str, bytes] | None = None,
 ) -> FrozenRun:
-    """Write ``frozen.yaml`` and ``frozen.sha256`` into ``run_dir``, which must not hold them yet.
+    """Write ``frozen.yaml`` and ``frozen.sha256`` into ``run_dir``, which must not hold them yet, and ``files`` beside them.
 
-    ``values`` is the resolved config. Raises ``ValueError`` if it does not fit the schema, ``FrozenError`` if the file's text
-    would not read back as exactly the same values.
+    ``values`` is the resolved config. ``files`` are derived from it, so their hashes are no part of the identity. Raises
+    ``ValueError`` if it does not fit the schema, ``FrozenError`` if the file's text would not read back as exactly the same
+    values.
     """
     from pth_exp import extensions
 
     identity = config_id(schema.build(values, extensions.arms_of(inputs)), inputs)
-    content = {
+    content: dict[str, Any] = {
         "format": FORMAT,
         "run": dict(run),
         "config": dict(values),
@@ -108,10 +112,14 @@ def freeze(
         "inputs": dict(inputs),
         "environment": dict(environment),
     }
+    if files:
+        content["files"] = {name: hashlib.sha256(derived).hexdigest() for name, derived in files.items()}
     data = dump(content)
     if canonical(yaml.load(data, Loader)) != canonical(content):
         raise FrozenError(f"{run_dir / FILE}: the config does not survive being written to YAML")
     sha256 = hashlib.sha256(data).hexdigest()
+    for name, derived in (files or {}).items():
+        write_once(run_dir / name, derived)
     write_once(run_dir / FILE, data)
     write_once(run_dir / HASH_FILE, f"{sha256}\n".encode())
     return _parsed(run_dir / FILE, sha256, content)
@@ -139,7 +147,7 @@ def load(path: Path, sha256: str | None = None) -> FrozenRun:
 def _parsed(path: Path, sha256: str, content: Mapping[str, Any]) -> FrozenRun:
     keys = ("run", "config", "config_id", "inputs", "environment")
     run, config, identity, inputs, environment = (content[k] for k in keys)
-    return FrozenRun(path, sha256, run, config, identity, inputs, environment)
+    return FrozenRun(path, sha256, run, config, identity, inputs, environment, content.get("files", {}))
 
 
 # -------------------------------------------------------------------------------------------------------------- inputs
@@ -170,7 +178,10 @@ def input_hashes(config: schema.Config) -> dict[str, Any]:
 
 
 def verify_inputs(frozen: FrozenRun) -> None:
-    """Recompute the inputs' hashes. Raises ``FrozenError`` naming the input, both hashes and the remedy."""
+    """Recompute the hashes of the inputs and of the files frozen beside the config.
+
+    Raises ``FrozenError`` naming the input, both hashes and the remedy.
+    """
     for name, expected, actual in _inputs(frozen):
         if actual != expected:
             raise FrozenError(
@@ -189,6 +200,9 @@ def _inputs(frozen: FrozenRun) -> Iterator[tuple[str, str, str]]:
     yield "model", frozen.inputs["model"], model
     yield "tokenizer", frozen.inputs["tokenizer"], tokenizer
     yield "config_id", frozen.config_id, config_id(config, frozen.inputs)
+    for name, expected in frozen.files.items():
+        path = frozen.path.parent / name
+        yield name, expected, file_hash(path) if path.is_file() else "gone"
 
 
 # --------------------------------------------------------------------------------------------------------------- files

@@ -19,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.types import HydraContext, RunMode
 from omegaconf.errors import OmegaConfBaseException
 
@@ -158,7 +158,7 @@ def _is_own_group(group: str) -> bool:
 def _sweep(hydra: Hydra, args: argparse.Namespace) -> None:
     """What Hydra's multirun does, but for two things: single values do not enter the master config, they are checked when each
     job is composed; and RUN mode, which would bypass the launcher, does not exist."""
-    overrides = OverridesParser.create().parse_overrides(list(args.overrides))
+    overrides = _overrides(args.overrides)
     _check(overrides)
     refuse_without_option([o for o in overrides if not o.is_hydra_override() and _is_group(hydra, o)])
     shown = args.dry_run or args.cfg is not None
@@ -176,6 +176,17 @@ def _sweep(hydra: Hydra, args: argparse.Namespace) -> None:
         raise refuse("hydra/launcher", name, "does not freeze runs before it starts them", "use one whose name begins with pth_")
     sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=_never, config=config)
     sweeper.sweep(arguments=[str(o.input_line) for o in overrides if not o.is_hydra_override()])
+
+
+def _overrides(texts: Sequence[str]) -> list[Override]:
+    try:
+        return OverridesParser.create().parse_overrides(list(texts))
+    except OverrideParseException as error:
+        name, _, value = str(error.override).partition("=")
+        if name == "stack.overrides":
+            remedy = """write 'stack.overrides=["NAME=VALUE","NAME=VALUE"]'"""
+            raise refuse(name, value, "Hydra reads an = in a value only within quotes", remedy) from error
+        raise
 
 
 def _is_for_master(hydra: Hydra, override: Override) -> bool:

@@ -11,6 +11,7 @@ from pth_exp.refusal import Objection
 from pth_exp.schema import Aggregation, Config, Correction, GradNorm, OldPolicy, Reference
 from pth_exp.tasks.base import Split
 from pth_exp.tasks.gsm8k import COUNTS
+from pth_exp.verl_stack import overrides
 
 _AT_LEAST: dict[str, float] = {
     "refresh_interval": 1, "replay_age": 0, "updates": 1, "prompts_per_update": 1, "responses_per_prompt": 2,
@@ -94,9 +95,9 @@ def _verl(config: Config, stack: schema.VerlStack) -> Iterator[Objection]:
             "stack.micro_batch_rows", str(stack.micro_batch_rows),
             f"a rank's {rows // stack.ranks} responses have no equal parts", "let it divide them",
         )  # fmt: skip
-    wrong = [text for text in stack.overrides if "=" not in text or text.startswith("+")]
-    if wrong:
-        yield Objection("stack.overrides", wrong[0], "not of the form name=value", "write it as verl's config names it")
+    if stack.device not in ("auto", "cpu", "cuda"):
+        yield Objection("stack.device", stack.device, "verl places its own workers", "set stack.device=auto, cpu or cuda")
+    yield from overrides.objections(stack.overrides)
 
 
 def _value(config: Config, path: str) -> object:

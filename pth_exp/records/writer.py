@@ -81,10 +81,10 @@ class RunRecorder:
         finally:
             temporary.unlink()
 
-    def received(self, values: Mapping[str, Any]) -> None:
+    def received(self, values: Mapping[str, Any], file: str = "received.yaml") -> None:
         """What the built objects hold, read back from them: dotted field of the config to value. The newest attempt's is kept."""
         self._still_mine()
-        path = self._run_dir / "received.yaml"
+        path = self._run_dir / file
         self._write_beside(path, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)).replace(path)
 
     def close(self) -> None:

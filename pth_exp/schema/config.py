@@ -48,7 +48,7 @@ class TrainerStack(StackConfig):
 class VerlStack(StackConfig):
     """verl's v1 trainer on Ray, with vLLM as the sampler. It has an environment and an interpreter of its own: `make verl`."""
 
-    device: str = spec("auto", _EXECUTION, "auto, cpu or cuda; auto takes GPUs if one is visible")
+    device: str = spec("auto", _EXECUTION, "auto, cpu or cuda; auto is settled at freeze: cuda if a GPU is visible")
     python: Optional[str] = spec(
         None, _EXECUTION, "interpreter of verl's environment; null: PTH_VERL_PYTHON, or .venv-verl here or beside the package"
     )

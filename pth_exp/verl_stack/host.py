@@ -15,12 +15,17 @@ from typing import Any
 import yaml
 
 from pth_exp import machine
-from pth_exp.freeze import FILE, HASH_FILE
+from pth_exp.freeze import FILE, HASH_FILE, FrozenError, Loader
 from pth_exp.records.writer import RunRecorder
 from pth_exp.schema import Config, VerlStack
 from pth_exp.verl_stack import frozen, shared_memory, switch
 
 log = logging.getLogger(__name__)
+
+VERL_FILE = "verl.yaml"
+"""verl's config, frozen beside the run's."""
+RECEIVED_VERL = "received_verl.yaml"
+"""The same as the job holds it: a file of its own, since its thousand lines would bury the fifty that `received.yaml` has."""
 
 
 class Stalled(RuntimeError):
@@ -32,40 +37,39 @@ def run(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: C
     stack = frozen.verl_stack(config)
     run_dir = checkpoints.parent
     device = _device(stack.device)
+    verl = _load(run_dir)
     with tempfile.TemporaryDirectory(prefix="pth-verl-", ignore_cleanup_errors=True) as scratch:
         environment = _environment(run_dir, stack, device) | {"TMPDIR": scratch}
         os.environ.update(environment)
         with _watchdog() as allow, _ray(stack, device, environment, scratch):
             allow(stack.start_timeout, "the start")
-            return _train(config, recorder, run_dir, device, should_stop, allow)
+            return _train(config, verl, recorder, checkpoints, should_stop, allow)
 
 
 def _train(
     config: Config,
+    frozen_verl: dict[str, Any],
     recorder: RunRecorder,
-    run_dir: Path,
-    device: str,
+    checkpoints: Path,
     should_stop: Callable[[], bool],
     allow: Callable[[float, str], None],
 ) -> str:
     import transfer_queue
     from omegaconf import OmegaConf
-    from verl.trainer.ppo.utils import need_reference_policy
     from verl.trainer.ppo.v1 import AgentLoopManagerTQ
-    from verl.utils.config import validate_config
 
     from pth_exp.models.load import load_tokenizer
     from pth_exp.verl_stack import vllm_server
     from pth_exp.verl_stack.data import problems_of
-    from pth_exp.verl_stack.mapping import verl_config
-    from pth_exp.verl_stack.received import received
+    from pth_exp.verl_stack.places import places, put
+    from pth_exp.verl_stack.received import received, whole
     from pth_exp.verl_stack.recording import Recording
     from pth_exp.verl_stack.trainer import LaggedTrainer, Preempted
 
     stack = frozen.verl_stack(config)
-    verl = verl_config(config, device)
-    validate_config(verl, use_reference_policy=need_reference_policy(verl), use_critic=False)
-    verl.transfer_queue.enable = True
+    verl = OmegaConf.create(frozen_verl)
+    here = places(config, checkpoints)
+    put(verl, here)
     vllm_server.use()
     recording = Recording(config, recorder, problems_of("train"), problems_of("test"), load_tokenizer(config.model))
 
@@ -84,8 +88,8 @@ def _train(
             teacher_client=None,
             reward_loop_worker_handles=trainer.get_reward_handles(),
         )
-        (run_dir / "verl.yaml").write_text(yaml.safe_dump(OmegaConf.to_container(trainer.config), sort_keys=False))
-        recorder.received(received(config, trainer))
+        recorder.received(whole(trainer), RECEIVED_VERL)
+        recorder.received(received(config, trainer, here))
         recorder.equation({"update": 0, **trainer.actor_rollout_wg.equation()[0]})
         allow(stack.update_timeout, "the first validation")
         trainer.fit(manager)
@@ -94,6 +98,15 @@ def _train(
     finally:
         transfer_queue.close()
     return "completed"
+
+
+def _load(run_dir: Path) -> dict[str, Any]:
+    """verl's config as it was frozen; the worker has verified it. Raises ``FrozenError`` for a run that was frozen without."""
+    try:
+        values: dict[str, Any] = yaml.load((run_dir / VERL_FILE).read_bytes(), Loader)
+    except FileNotFoundError:
+        raise FrozenError(f"{run_dir / VERL_FILE}: not there; freeze the run again with `pth run`") from None
+    return values
 
 
 def _device(name: str) -> str:

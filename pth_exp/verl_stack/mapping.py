@@ -1,18 +1,17 @@
 """What each field of a frozen config becomes in verl's config: the one place where the two meet.
 
-verl composes its own defaults; the settings here go on top, and ``stack.overrides`` last. The result is written to ``verl.yaml``
-in the run's directory. The arm's loss, the penalty and the rewards are not in it: the stack hands verl the project's own
+verl composes its own defaults; the settings here go on top, and ``stack.overrides`` last. The result is frozen as ``verl.yaml``
+beside ``frozen.yaml``, and the job loads that. What an attempt alone can tell, it sets in named places
+(`pth_exp.verl_stack.places`). The arm's loss, the penalty and the rewards are not in it: the stack hands verl the project's own
 (`pth_exp.verl_stack.loss`, `pth_exp.verl_stack.rollout`).
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from pth_exp.models.resolve import resolve
 from pth_exp.schema import Advantage, Config, OldPolicy
 from pth_exp.verl_stack.frozen import verl_stack
 
@@ -25,9 +24,10 @@ def needs_reference(config: Config) -> bool:
     return config.kl.coef != 0 or any(arm.needs_reference for arm in arms)
 
 
-def settings(config: Config, device: str) -> dict[str, Any]:
-    """Dotted names of verl's config to values; ``device`` is cpu or cuda."""
+def settings(config: Config) -> dict[str, Any]:
+    """Dotted names of verl's config to values; ``stack.device`` is cpu or cuda by now."""
     stack = verl_stack(config)
+    device = stack.device
     rows = config.prompts_per_update * config.responses_per_prompt // stack.ranks
     micro = min(stack.micro_batch_rows or rows, rows)
     dtype, every = _DTYPES[config.model.dtype], config.validation.every
@@ -88,7 +88,6 @@ def settings(config: Config, device: str) -> dict[str, Any]:
         "engine_kwargs.vllm": {"generation_config": "vllm"},  # the model's own top-p, top-k and penalties are not read
         "agent.num_workers": 1,
         "agent.default_agent_loop": "pth",
-        "agent.agent_loop_config_path": _here("agent_loop.yaml"),
     }
     return {
         "data.train_files": "train",
@@ -108,7 +107,7 @@ def settings(config: Config, device: str) -> dict[str, Any]:
         # whose log-probabilities are old_log_probs: the sampler's (bypass), or the learner's, recomputed
         "algorithm.rollout_correction.bypass_mode": config.arm.old_policy is OldPolicy.sampler,
         "critic.enable": False,
-        "actor_rollout_ref.model.path": str(resolve(config.model)),
+        "actor_rollout_ref.model.path": config.model.path,
         "actor_rollout_ref.model.trust_remote_code": False,
         "actor_rollout_ref.model.use_remove_padding": False,
         "actor_rollout_ref.model.enable_gradient_checkpointing": device != "cpu",
@@ -133,17 +132,17 @@ def settings(config: Config, device: str) -> dict[str, Any]:
         "trainer.test_freq": -1 if every is None else every,
         "trainer.save_freq": -1,
         "trainer.resume_mode": "disable",
+        "transfer_queue.enable": True,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
     }
 
 
-def verl_config(config: Config, device: str) -> DictConfig:
-    """verl's defaults, the settings, and ``stack.overrides`` on top, resolved."""
-    from hydra import compose, initialize_config_module
+def verl_config(config: Config) -> DictConfig:
+    """verl's defaults, the settings, and ``stack.overrides`` on top, resolved. Needs verl's tree, not verl."""
+    from pth_exp.verl_stack.known import defaults
 
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        composed = compose("ppo_trainer")
-    for name, value in settings(config, device).items():
+    composed = defaults().copy()
+    for name, value in settings(config).items():
         OmegaConf.update(composed, name, value, force_add=True, merge=False)
     OmegaConf.set_struct(composed, False)
     overridden = OmegaConf.merge(composed, OmegaConf.from_dotlist(verl_stack(config).overrides))
@@ -155,7 +154,3 @@ def verl_config(config: Config, device: str) -> DictConfig:
 def _bound(config: Config) -> float:
     """verl always clips; no clip is a bound that nothing exceeds."""
     return float("inf") if config.optimizer.max_grad_norm is None else config.optimizer.max_grad_norm
-
-
-def _here(name: str) -> str:
-    return str(Path(__file__).with_name(name))

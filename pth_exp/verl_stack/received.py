@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
+
+from omegaconf import OmegaConf
 
 from pth_exp.schema import Advantage, Config, GradNorm, OldPolicy
 from pth_exp.tasks.order import PromptOrder
 
 
-def received(config: Config, trainer: Any) -> dict[str, Any]:
-    """Dotted field of the config to the value that arrived, and some facts besides."""
+def whole(trainer: Any) -> dict[str, Any]:
+    """verl's config as the trainer holds it, after whatever verl changed in it."""
+    return cast(dict[str, Any], OmegaConf.to_container(trainer.config))
+
+
+def received(config: Config, trainer: Any, places: dict[str, Any]) -> dict[str, Any]:
+    """Dotted field of the config to the value that arrived, and some facts besides.
+
+    ``places`` are the settings that are not in the frozen ``verl.yaml``, as this attempt set them.
+    """
     verl, worker = trainer.config, trainer.actor_rollout_wg.received()[0]
     generator_seed = trainer.train_dataloader.sampler.generator.initial_seed()
     default_seed = PromptOrder(config.prompts_per_update, config.prompts_per_update, None).generator_seed
@@ -36,6 +46,7 @@ def received(config: Config, trainer: Any) -> dict[str, Any]:
             "training_problems": len(trainer.train_dataset),
             "evaluation_problems": len(trainer.val_dataset),
             "sampler_servers": len(trainer.llm_server_manager.server_handles),
+            "places": places,
         },
     }
     return {name: value.value if isinstance(value, StrEnum) else value for name, value in values.items()}

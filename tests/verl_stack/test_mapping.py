@@ -19,11 +19,11 @@ from pth_exp.verl_stack.mapping import settings
 ARM = schema.PpoClipArm("ppo_clip", "ppo_clip", "PPO clip", None, OldPolicy.sampler, Correction.ratio)
 
 
-def mapped(arm: schema.Arm = ARM, **changes: Any) -> dict[str, Any]:
-    """The settings of a run with some fields changed; dots of a nested field are written as ``__``."""
+def made(arm: schema.Arm = ARM, **changes: Any) -> schema.Config:
+    """A run with some fields changed; dots of a nested field are written as ``__``."""
     config = schema.Config(
         arm=arm,
-        stack=schema.VerlStack("verl"),
+        stack=schema.VerlStack("verl", device="cpu"),
         task=schema.ArithmeticTask("arithmetic"),
         model=schema.ModelConfig("embedded", "embedded"),
         seeds=schema.Seeds(data=3, sampling=4, init=5),
@@ -34,7 +34,12 @@ def mapped(arm: schema.Arm = ARM, **changes: Any) -> dict[str, Any]:
         for parent in parents:
             node = getattr(node, parent)
         setattr(node, name, value)
-    return settings(config, "cpu")
+    return config
+
+
+def mapped(arm: schema.Arm = ARM, **changes: Any) -> dict[str, Any]:
+    """Its settings."""
+    return settings(made(arm, **changes))
 
 
 @pytest.mark.parametrize(("old_policy", "bypass"), [(OldPolicy.sampler, True), (OldPolicy.recomputed, False)])
