@@ -1,9 +1,9 @@
 """Check 2, config: did every run get what its label says, and does only what the comparison varies differ? (Paper, section 4.2.)
 
-Criteria: the frozen file is the one that was dispatched; what the built objects received equals what was frozen; the runs
-hold to their design; inputs agree across runs that name the same ones; and the ordered prompt IDs of the first batches
-follow the data seeds. Prompt IDs shared by runs that are labelled with different seeds are a fail even when every config
-agrees with itself.
+Criteria: the frozen file is the one that was dispatched; what the built objects received equals what was frozen (on verl
+also its own config, setting by setting); the runs hold to their design; inputs agree across runs that name the same ones;
+and the ordered prompt IDs of the first batches follow the data seeds. Prompt IDs shared by runs that are labelled with
+different seeds are a fail even when every config agrees with itself.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pth_exp.checks import verl_config
 from pth_exp.checks.result import Outcome, Verdict
 from pth_exp.design import Described, compare, flatten
 from pth_exp.records.reader import RunRecords, Sweep
@@ -32,6 +33,7 @@ def check(sweep: Sweep) -> list[Verdict]:
     for i, run in enumerate(sweep.runs):
         faults[i] += _integrity(run, entries[run.path.name])
         faults[i] += _received(run)
+        faults[i] += verl_config.faults(run)
         faults[i] += _drawn(run)
     for found in (_shared_prompts(sweep), _parted_prompts(sweep.runs), _design(sweep), _inputs(sweep.runs)):
         for i, fault in found:
@@ -54,12 +56,19 @@ def _verdict(run: RunRecords, faults: Sequence[Fault]) -> Verdict:
         return say(Outcome.not_measured, "no received.yaml", "What the built objects received was not read back.")
     if not received:
         return say(Outcome.not_measured, "0 fields received", "received.yaml holds no field of the config.")
+    if (missing := verl_config.not_measured(run)) is not None:
+        return say(Outcome.not_measured, missing, "What verl holds of its frozen config was not read back.")
     if not ids:
         return say(Outcome.not_measured, "no first batches", "The prompt IDs of the first batches were not written.")
     return say(Outcome.passed, f"{received} fields, {ids} IDs", "Received as frozen; the first prompt IDs follow the data seed.")
 
 
 def _integrity(run: RunRecords, entry: Mapping[str, Any]) -> Iterable[Fault]:
+    for name, expected in run.frozen.get("files", {}).items():
+        path = run.path / name
+        found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "gone"
+        if found != expected:
+            yield f"{name} edited", f"{name} has sha256 {found}, frozen was {expected}."
     found = hashlib.sha256((run.path / "frozen.yaml").read_bytes()).hexdigest()
     if found != entry["frozen_sha256"]:
         yield "frozen.yaml edited", f"frozen.yaml has sha256 {found}, the sweep dispatched {entry['frozen_sha256']}."

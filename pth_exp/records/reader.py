@@ -67,13 +67,18 @@ class RunRecords:
         run = cls(run_dir, read_frozen(run_dir))
         run.manifest = run._content("manifest.json", json.loads, dict)
         run.first_batches = run._content("first_batches.json", json.loads, list)
-        run.received = run._content("received.yaml", lambda data: yaml.load(data, _YAML_LOADER), dict)
+        run.received = run.mapping("received.yaml")
         run.updates = run._rows("updates")
         run.batches = run._rows("batches")
         run.evaluations = run._rows("evals")
         run.equations = run._rows("equations")
         run._find_gaps()
         return run
+
+    def mapping(self, name: str) -> dict[str, Any] | None:
+        """What a YAML file of the run's directory holds; None without the file, or when it holds no mapping."""
+        found: dict[str, Any] | None = self._content(name, lambda data: yaml.load(data, _YAML_LOADER), dict)
+        return found
 
     def column(self, name: str) -> list[Any]:
         """One column of ``updates``, None where not measured."""

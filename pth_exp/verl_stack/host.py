@@ -73,9 +73,14 @@ def _train(
     vllm_server.use()
     recording = Recording(config, recorder, problems_of("train"), problems_of("test"), load_tokenizer(config.model))
 
+    begun: list[int] = []
+
     def before_update(update: int) -> None:
         if should_stop():
             raise Preempted
+        if len(begun) == 1:  # vLLM has sampled by now, and its requests tell how
+            recorder.received(received(config, trainer, here))
+        begun.append(update)
         allow(stack.update_timeout, f"update {update}")
 
     transfer_queue.init(verl.transfer_queue)
@@ -93,6 +98,7 @@ def _train(
         recorder.equation({"update": 0, **trainer.actor_rollout_wg.equation()[0]})
         allow(stack.update_timeout, "the first validation")
         trainer.fit(manager)
+        recorder.received(received(config, trainer, here))
     except Preempted:
         return "preempted"
     finally:

@@ -10,6 +10,7 @@ from torch import Tensor
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from pth_exp.probes.weights import fingerprint_of
+from pth_exp.verl_stack.environment import environment
 
 
 class Weights(vLLMColocateWorkerExtension):
@@ -20,6 +21,28 @@ class Weights(vLLMColocateWorkerExtension):
         if self.vllm_config.parallel_config.world_size > 1:
             return None
         return fingerprint_of(separate(self.model_runner.model))
+
+    def pth_received(self) -> dict[str, Any]:
+        """What vLLM's own config objects hold, under the names that verl has for it; and this process's environment."""
+        config = self.vllm_config
+        model, scheduler, cache = config.model_config, config.scheduler_config, config.cache_config
+        held = {
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "max_model_len": model.max_model_len,
+            "seed": model.seed,
+            "logprobs_mode": str(model.logprobs_mode),
+            "enforce_eager": model.enforce_eager,
+            "enable_sleep_mode": model.enable_sleep_mode,
+            "engine_kwargs.vllm.generation_config": model.generation_config,
+            "max_num_seqs": scheduler.max_num_seqs,
+            "enable_prefix_caching": cache.enable_prefix_caching,
+            "gpu_memory_utilization": cache.gpu_memory_utilization,
+            "tensor_model_parallel_size": config.parallel_config.tensor_parallel_size,
+        }
+        return {
+            "held": {f"actor_rollout_ref.rollout.{name}": value for name, value in held.items()},
+            "environment": environment(),
+        }
 
     def pth_stash(self) -> None:
         """Keep a copy of the weights, as vLLM holds them, in host memory."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,9 +12,11 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from pth_exp.freeze import file_hash, source_hash
 from pth_exp.losses import get_loss
 from pth_exp.probes import probe_equation
 from pth_exp.probes.weights import fingerprint_of
+from pth_exp.verl_stack.environment import environment
 from pth_exp.verl_stack.frozen import frozen_config
 from pth_exp.verl_stack.loss import PolicyLoss, StepParts
 from pth_exp.verl_stack.switch import on_cpu
@@ -86,6 +90,15 @@ class Actor(ActorRolloutRefWorker):
             "optimizer.eps": group["eps"],
             "optimizer.weight_decay": group["weight_decay"],
             "seeds.init": torch.initial_seed(),
+            "held": {
+                **_micro_batches(engine, "actor.ppo_micro_batch_size_per_gpu", "rollout.log_prob_micro_batch_size_per_gpu"),
+                **(
+                    _micro_batches(self.ref.engine, None, "ref.log_prob_micro_batch_size_per_gpu") if self.ref is not None else {}
+                ),
+                "actor_rollout_ref.actor.optim.clip_grad": engine.optimizer_config.clip_grad,
+                "actor_rollout_ref.actor.fsdp_config.strategy": engine.engine_config.strategy,
+            },
+            "environment": environment(),
             "objects": {
                 "optimizer": type(engine.optimizer).__name__,
                 "engine": type(engine).__name__,
@@ -94,9 +107,25 @@ class Actor(ActorRolloutRefWorker):
                 "forward_dtype": str(engine._autocast_dtype).removeprefix("torch."),
                 "device": str(weights[0].device),
                 "reference": self.ref is not None,
+                "loss_source": source_of(loss.loss.function),
+                "source": source_hash(),
                 "ranks": torch.distributed.get_world_size(),
             },
         }
+
+
+def _micro_batches(engine: Any, training: str | None, inference: str) -> dict[str, int]:
+    """Responses of a forward pass as an engine has them, under verl's names for them."""
+    config = engine.engine_config
+    found = {} if training is None else {training: config.micro_batch_size_per_gpu}
+    return {
+        f"actor_rollout_ref.{name}": rows for name, rows in {**found, inference: config.infer_micro_batch_size_per_gpu}.items()
+    }
+
+
+def source_of(function: Any) -> str:
+    """sha256 of the file that a loss is written in."""
+    return file_hash(Path(str(inspect.getsourcefile(inspect.unwrap(function)))))
 
 
 if on_cpu():
