@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pth_exp import extensions
 from pth_exp.interpreters import NoInterpreter, interpreter
 from pth_exp.refusal import Objection, Refusal, refuse
 
@@ -25,10 +26,15 @@ _TIMEOUT = 600.0
 """Seconds; importing verl from a cold disk takes one minute."""
 
 
-def files(runs: Sequence[Planned]) -> list[dict[str, bytes]]:
+class NoVerl(Refusal):
+    """verl's interpreter is not there."""
+
+
+def files(runs: Sequence[Planned], models: bool = True) -> list[dict[str, bytes]]:
     """Name to content of each run's files; none for the trainer's. One call of verl's interpreter for all.
 
-    Raises :class:`Refusal` when the interpreter is not there, or when verl refuses a run, before any run is frozen.
+    ``models=False`` leaves out what needs a model's files. Raises :class:`NoVerl`, or another :class:`Refusal` when verl refuses
+    a run.
     """
     found: list[dict[str, bytes]] = [{} for _ in runs]
     by_interpreter: dict[Path, list[int]] = {}
@@ -37,7 +43,7 @@ def files(runs: Sequence[Planned]) -> list[dict[str, bytes]]:
         if stack["name"] == "verl":
             by_interpreter.setdefault(_interpreter(stack), []).append(index)
     for python, indices in by_interpreter.items():
-        for index, text in zip(indices, _texts(python, [runs[index] for index in indices]), strict=True):
+        for index, text in zip(indices, _texts(python, [runs[index] for index in indices], models), strict=True):
             found[index] = {FILE: text.encode()}
     return found
 
@@ -47,12 +53,13 @@ def _interpreter(stack: Mapping[str, Any]) -> Path:
         return interpreter(stack["name"], stack["python"])
     except NoInterpreter as error:
         why, _, remedy = str(error).partition("; ")
-        raise refuse("stack", "verl", why, remedy) from None
+        raise NoVerl([Objection("stack", "verl", why, remedy)]) from None
 
 
-def _texts(python: Path, runs: Sequence[Planned]) -> list[str]:
-    asked = {"runs": [{"config": run.composed.values, "inputs": run.inputs} for run in runs]}
-    answers = ask(python, asked)["runs"]
+def _texts(python: Path, runs: Sequence[Planned], models: bool) -> list[str]:
+    code = extensions.hashes()
+    asked = [{"config": run.composed.values, "inputs": run.inputs or code} for run in runs]
+    answers = ask(python, {"runs": asked, "models": models})["runs"]
     for run, answer in zip(runs, answers, strict=True):
         if "objections" in answer:
             raise Refusal([Objection(**objection) for objection in answer["objections"]], " ".join(run.composed.overrides))

@@ -11,8 +11,11 @@ from rich.table import Table
 
 from pth_exp import freeze
 from pth_exp.design import ABSENT, flatten, shown
-from pth_exp.launchers.freezing import Plan
+from pth_exp.launchers import memory, rendering
+from pth_exp.launchers.freezing import Plan, Planned
 from pth_exp.launchers.gate import Verdict
+from pth_exp.launchers.shapes import NoShape, shape_of
+from pth_exp.schema import Config
 
 WIDEST = 8
 """Runs that fit into a table side by side."""
@@ -30,6 +33,8 @@ def launch(plan: Plan, job_overrides: Sequence[Sequence[str]], resolve: bool, ta
         verdict = plan.hold(labels)
         _print_table(labels, [flatten(p.composed.values) for p in plan.planned], verdict)
         verdict.enforce()
+        _print_verl(plan.planned)
+        _print_memory([p.composed.config for p in plan.planned])
     return [JobReturn(overrides=p.composed.overrides, status=JobStatus.COMPLETED) for p in plan.planned[done:]]
 
 
@@ -54,6 +59,34 @@ def _print_table(labels: Sequence[str], flats: Sequence[Mapping[str, Any]], verd
     print(f"design gate: {verdict.verdict}")
     for finding in comparison.findings:
         print(f"  {finding.kind}: {finding.message}\n    remedy: {finding.remedy}")
+
+
+def _print_verl(runs: Sequence[Planned]) -> None:
+    """Whether verl takes its settings, where its environment is; raises :class:`Refusal` as a real launch would."""
+    if not any(run.composed.config.stack.name == "verl" for run in runs):
+        return
+    try:
+        rendered = rendering.files(runs, models=False)
+    except rendering.NoVerl as missing:
+        print(f"verl's settings: not checked: {missing}")
+        return
+    texts = {content for files in rendered for content in files.values()}
+    print(f"verl's settings: verl takes them; {len(texts)} different files for {sum(map(bool, rendered))} runs")
+
+
+def _print_memory(configs: Sequence[Config]) -> None:
+    """Once for runs that need the same."""
+    said: dict[str, list[int]] = {}
+    for index, config in enumerate(configs):
+        try:
+            text = memory.told(memory.estimate(config, shape_of(config.model)))
+        except NoShape as error:
+            text = f"not estimated: {error}"
+        said.setdefault(text, []).append(index)
+    print("memory, an estimate (how: launchers/memory.py):")
+    for text, indices in said.items():
+        print(f"  {len(indices)} of {len(configs)} runs" if len(said) == 1 else f"  runs {', '.join(map(str, indices))}")
+        print("\n".join(f"    {line}" for line in text.splitlines()))
 
 
 def _print_values(kinds: Mapping[str, Mapping[str, Mapping[str, Any]]], labels: Sequence[str]) -> None:

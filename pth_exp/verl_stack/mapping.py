@@ -119,6 +119,11 @@ def settings(config: Config) -> dict[str, Any]:
         "actor_rollout_ref.ref.use_torch_compile": False,
         **{f"actor_rollout_ref.rollout.{name}": value for name, value in rollout.items()},
         "reward.num_workers": 1,
+        # what verl's trainer would set by itself, so that the job holds nothing that was not frozen
+        "actor_rollout_ref.actor.optim.total_training_steps": config.updates,
+        "critic.optim.total_training_steps": config.updates,
+        "reward.reward_model.nnodes": 1,
+        "reward.reward_model.n_gpus_per_node": stack.ranks,
         "trainer.use_v1": True,
         "trainer.v1.trainer_mode": "sync",
         "trainer.v1.sampler.max_off_policy_threshold": None,  # age is this study's subject

@@ -32,15 +32,14 @@ from pth_exp.verl_stack.places import places, put
 
 Answer = dict[str, Any]
 
-BUILT = tuple(
-    f"actor_rollout_ref.{branch}" for branch in ("actor", "ref.fsdp_config", "rollout", "rollout.checkpoint_engine", "model")
-)
-"""Branches of which the job builds verl's dataclasses."""
+BUILT = tuple(f"actor_rollout_ref.{branch}" for branch in ("actor", "ref.fsdp_config", "rollout", "rollout.checkpoint_engine"))
+MODEL = "actor_rollout_ref.model"
+"""Branches of which the job builds verl's dataclasses; that of the model reads its files."""
 
 
-def render(config: Config) -> Answer:
-    """``{"text": ...}``, or ``{"objections": [...]}``."""
-    found = list(_objections(config))
+def render(config: Config, models: bool = True) -> Answer:
+    """``{"text": ...}``, or ``{"objections": [...]}``. ``models=False`` asks nothing of a model, which may not be here."""
+    found = list(_objections(config, models))
     if found:
         return {"objections": [dataclasses.asdict(objection) for objection in found]}
     values = OmegaConf.to_container(verl_config(config))
@@ -50,21 +49,23 @@ def render(config: Config) -> Answer:
     return {"text": text}
 
 
-def _objections(config: Config) -> Iterator[Objection]:
+def _objections(config: Config, models: bool) -> Iterator[Objection]:
     """Setting by setting, then what verl makes of all of them together."""
     overrides = verl_stack(config).overrides
-    wrong = [objection for text in overrides for objection in _of_one(text, config)]
+    wrong = [objection for text in overrides for objection in _of_one(text, config, models)]
     yield from wrong
     if not wrong:
-        yield from _of_all(config, overrides)
+        yield from _of_all(config, overrides, models)
 
 
-def _of_one(text: str, config: Config) -> Iterator[Objection]:
+def _of_one(text: str, config: Config, models: bool) -> Iterator[Objection]:
     name = text.partition("=")[0]
+    if not models and name.startswith(known.HF_CONFIG):
+        return
     parsed = OmegaConf.from_dotlist([text])
     value = OmegaConf.select(parsed, name)
     plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-    return known.objections(name, plain, text, lambda: _model(str(resolve(config.model))))
+    yield from known.objections(name, plain, text, lambda: _model(str(resolve(config.model))))
 
 
 @cache
@@ -72,23 +73,24 @@ def _model(folder: str) -> Any:
     return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
 
 
-def _of_all(config: Config, overrides: Sequence[str]) -> Iterator[Objection]:
+def _of_all(config: Config, overrides: Sequence[str], models: bool) -> Iterator[Objection]:
     verl = verl_config(config)
-    put(verl, places(config, Path("checkpoint")))
+    if models:
+        put(verl, places(config, Path("checkpoint")))
     try:
-        _check(verl)
+        _check(verl, models)
     except Exception as error:  # verl raises whatever it likes
         field, given = (FIELD, " ".join(overrides)) if overrides else ("stack", "verl")
         why = f"verl refuses the config: {type(error).__name__}: {str(error).strip() or 'without a word'}"
         yield Objection(field, given, why, "change the settings that it names")
 
 
-def _check(verl: DictConfig) -> None:
+def _check(verl: DictConfig, models: bool) -> None:
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     validate_config(verl, use_reference_policy=need_reference_policy(verl), use_critic=False)
-    for branch in BUILT:
+    for branch in (*BUILT, MODEL) if models else BUILT:
         omega_conf_to_dataclass(OmegaConf.select(verl, branch))
     ranks, parts = verl.trainer.n_gpus_per_node, verl.actor_rollout_ref.rollout.tensor_model_parallel_size
     if ranks % parts:  # verl finds out when vLLM starts
@@ -97,7 +99,7 @@ def _check(verl: DictConfig) -> None:
         )
 
 
-def answers(runs: Sequence[Mapping[str, Any]]) -> list[Answer]:
+def answers(runs: Sequence[Mapping[str, Any]], models: bool = True) -> list[Answer]:
     """Of each run; runs that verl cannot tell apart are checked once."""
     known_answers: dict[str, Answer] = {}
     found = []
@@ -105,7 +107,7 @@ def answers(runs: Sequence[Mapping[str, Any]]) -> list[Answer]:
         config = schema.build(run["config"], extensions.arms_of(run["inputs"]))
         key = json.dumps([settings(config), verl_stack(config).overrides, dataclasses.asdict(config.model)], default=str)
         if key not in known_answers:
-            known_answers[key] = render(config)
+            known_answers[key] = render(config, models)
         found.append(known_answers[key])
     return found
 
@@ -113,7 +115,7 @@ def answers(runs: Sequence[Mapping[str, Any]]) -> list[Answer]:
 def main() -> None:
     asked = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):  # verl prints
-        found = answers(asked["runs"])
+        found = answers(asked["runs"], asked.get("models", True))
     json.dump({"runs": found}, sys.stdout)
 
 

@@ -52,6 +52,68 @@ def test_trainer_settings_are_the_paper_s(
         assert run["validation"]["problems"] == 256
 
 
+RESULTS: dict[str, Any] = yaml.safe_load((Path(__file__).with_name("paper_verl.yaml")).read_text())
+"""The paper's verl settings, and which cells of its tables have a number."""
+
+ARMS = {"grpo_uncorrected": "grpo", "ppo_clip_label": "grpo", "tis": "tis_ppo"}
+"""The names of its tables; what Table 2 calls PPO clip was trained as uncorrected GRPO."""
+
+Cell = tuple[str, int, float, int | None]
+"""Arm, refresh interval, learning rate, seed."""
+
+
+def cells(table: str) -> set[Cell]:
+    """Those of a table that have a number."""
+    found = set()
+    for name, rows in RESULTS[table].items():
+        interval, _, lr = name.removeprefix("verl_").removeprefix("interval").partition("_lr")
+        for row, values in rows.items():
+            for seed, value in zip((None, 43, 44), values, strict=True):
+                if value is not None:
+                    found.add((ARMS.get(row, row), int(interval), float(lr or "2e-6"), seed))
+    return found
+
+
+def cell(run: dict[str, Any]) -> Cell:
+    return run["arm"]["name"], run["refresh_interval"], run["lr"], run["seed"]
+
+
+@pytest.mark.parametrize("table", ["table2", "table3"])
+def test_every_cell_of_the_paper_s_verl_tables_is_a_run_and_nothing_else_is(
+    table: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = configs(capsys, f"paper_verl_{table}")
+    assert len(runs) == len({cell(run) for run in runs})
+    assert {cell(run) for run in runs} == cells(table)
+    astray = {cell(run) for run in runs if run["seeds"]["data"] != run["seed"]}
+    assert astray == ({("tis_ppo", 64, 2e-6, 43), ("tis_ppo", 64, 2e-6, 44)} if table == "table2" else set()), "section 4.2"
+
+
+def test_the_long_run_is_the_paper_s(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = configs(capsys, "paper_verl_updates300")
+    assert {cell(run) for run in runs} == {("grpo", 64, 2e-6, None), ("san_plus", 64, 2e-6, None)}
+    assert {run["updates"] for run in runs} == {300} and len(runs) == 2
+
+
+@pytest.mark.parametrize("experiment", ["paper_verl_table2", "paper_verl_table3", "paper_verl_updates300"])
+def test_verl_settings_are_the_paper_s(experiment: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its section 2; the KL estimator and its clamp are verl's low_var_kl."""
+    paper = RESULTS["setup"]
+    for run in configs(capsys, experiment):
+        for field in ("prompts_per_update", "responses_per_prompt", "max_prompt_tokens", "max_response_tokens", "temperature"):
+            assert run[field] == paper[field], field
+        assert run["model"]["path"] == paper["model"] and run["task"]["name"] == "gsm8k" and run["task"]["cut_at"] == []
+        assert run["validation"] == {"every": 10, "problems": 1319}
+        assert (run["kl"]["coef"], run["kl"]["estimator"], run["kl"]["clamp"]) == (paper["kl_coef"], "k3", 10)
+        assert run["optimizer"]["name"] == "adamw" and run["optimizer"]["steps_per_batch"] == paper["optimizer_steps_per_batch"]
+        assert run["arm"]["advantage"] == "group_std" and run["replay_age"] == 0
+        assert run["arm"].get("cap", paper["tis_cap"]) == paper["tis_cap"]
+        for bound in ("clip_low", "clip_high"):
+            assert run["arm"].get(bound, paper["clip_range"]) == paper["clip_range"]
+        assert run["stack"]["name"] == "verl" and run["stack"]["device"] == "cuda" and run["stack"]["overrides"] == []
+        assert run["stack"]["micro_batch_rows"] * (128 // run["stack"]["micro_batch_rows"]) == 128
+
+
 def test_truncated_weight_is_the_paper_s(capsys: pytest.CaptureFixture[str]) -> None:
     arms = {run["arm"]["name"]: run["arm"] for run in configs(capsys, "paper_trainer_table4")}
     assert arms["tis_reinforce"]["cap"] == 2

@@ -94,6 +94,17 @@ def test_one_run_that_verl_refuses_and_nothing_is_frozen(here: Path, monkeypatch
     assert not (here / "multirun_outputs").exists()
 
 
+def test_a_dry_run_asks_verl_too_and_writes_nothing(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = stand_in(here, OBJECT, monkeypatch)
+    code, out, _ = pth(capsys, "run", "arm=grpo", "stack=verl", "seed=1,2", "--dry-run")
+    assert code == 0 and "verl takes them; 1 different files for 2 runs" in out and len(called(calls)) == 1
+    code, _, err = pth(capsys, "run", "arm=grpo", "stack=verl", 'stack.overrides=["global_profiler.x=1"]', "--dry-run")
+    assert code == 2 and "stack.overrides=x=1: no such" in err
+    assert not (here / "multirun_outputs").exists()
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [("sys.exit('no module named verl')", "no module named verl"), ("print('{')", "says nothing that can be read")],
