@@ -65,6 +65,8 @@ class LocalPlace:
                     while not interrupts and (job := self._slots.next(waiting, [*running.values()])) is not None:
                         waiting.remove(job)
                         shown.start(job)
+                        if not running and (short := self._slots.shortage(job)) is not None:
+                            shown.message(f"[{job.index}] {job.label}  {short}")
                         try:
                             process, occupied = self._start(job, [*running.values()])
                         except OSError as error:

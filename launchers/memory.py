@@ -16,8 +16,8 @@ vLLM                   ``stack.gpu_memory`` of the GPU; of that it needs at leas
                        2 L k d b bytes of cache for each token of ``stack.sampler_rows`` responses at once
 =====================  ==========================================================================================
 
-In host memory: the reference, 4 P, which FSDP2 keeps there, and the sampler's weights put aside for validation, b P a server.
-On a CPU everything is host memory, with `VERL_PROCESSES` besides. The trainer has weights and gradients of its own type beside
+In the machine's memory: `VERL_PROCESSES`; the reference, 4 P, which FSDP2 keeps there; the sampler's weights put aside for
+validation, b P a server. On a CPU everything is there. The trainer has weights and gradients of its own type beside
 float32 masters, a sampler that is the learner, and activations of the responses that ``stack.activations`` keeps alive. What is
 left out: CUDA's own memory, fragmentation, kernels' workspace.
 """
@@ -27,7 +27,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pth_exp import machine
-from pth_exp.launchers.shapes import Shape
+from pth_exp.freeze import FrozenError, FrozenRun
+from pth_exp.launchers.shapes import NoShape, Shape, shape_of
 from pth_exp.schema import Activations, Config, Dtype, OptimizerName, TrainerStack, VerlStack
 from pth_exp.verl_stack.mapping import needs_reference
 
@@ -35,7 +36,7 @@ GIB = 1 << 30
 GB = 10**9
 
 VERL_PROCESSES = 62 * GB // 10
-"""Bytes of the processes of a verl job on a CPU with a model of no size: measured, 22 processes."""
+"""Bytes of the processes of a verl job with a model of next to no size: measured on a CPU, 22 processes."""
 
 LIBRARIES = 1 * GB // 2
 """Bytes of a trainer's process before it has a model: measured."""
@@ -74,6 +75,16 @@ def estimate(config: Config, shape: Shape) -> Estimate:
     return _trainer(config, config.stack, shape)
 
 
+def of_verl_job(run: FrozenRun) -> int:
+    """Bytes of the machine's memory for a frozen run on verl; 0 for another stack's. At the least what its processes take."""
+    if run.config_values["stack"]["name"] != "verl":
+        return 0
+    try:
+        return sum(estimate(run.config, shape_of(run.config.model)).host.values())
+    except (NoShape, FrozenError):  # whatever else is wrong, the worker says it
+        return VERL_PROCESSES
+
+
 def _verl(config: Config, stack: VerlStack, shape: Shape) -> Estimate:
     size, parameters = _BYTES[config.model.dtype], shape.parameters
     rows = config.prompts_per_update * config.responses_per_prompt // stack.ranks
@@ -90,11 +101,12 @@ def _verl(config: Config, stack: VerlStack, shape: Shape) -> Estimate:
     sampler = {"weights": size * parameters, "cache": _cache(size, stack.sampler_rows * length, shape)}
     reference = {"reference": 4 * parameters} if needs_reference(config) else {}
     aside = {"sampler's weights put aside": size * parameters * stack.ranks} if config.validation.every is not None else {}
+    beside = {"processes": VERL_PROCESSES, **reference, **aside}
     if stack.device != "cpu":
-        return Estimate(learner, sampler, {**reference, **aside}, stack.gpu_memory)
+        return Estimate(learner, sampler, beside, stack.gpu_memory)
     every_rank = {f"learner's {name}": stack.ranks * amount for name, amount in learner.items()}
     every_server = {f"sampler's {name}": stack.ranks * amount for name, amount in sampler.items()}
-    return Estimate({}, {}, {"processes": VERL_PROCESSES, **every_rank, **every_server, **reference, **aside}, 0.0)
+    return Estimate({}, {}, {**beside, **every_rank, **every_server}, 0.0)
 
 
 def _trainer(config: Config, stack: TrainerStack, shape: Shape) -> Estimate:

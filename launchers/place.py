@@ -10,6 +10,7 @@ from typing import Protocol, TextIO
 
 from pth_exp.freeze import FrozenRun
 from pth_exp.interpreters import interpreter
+from pth_exp.launchers import memory
 from pth_exp.lifecycle import State
 
 WORKER = ("-P", "-m", "pth_exp.worker")
@@ -46,6 +47,7 @@ class Job:
         device: ``stack.device``: auto, cpu, cuda or cuda:N.
         stack: name of the stack.
         python: ``stack.python``, where a stack has an interpreter of its own.
+        memory: bytes of the machine's memory that a verl job is estimated to take, on a CPU or beside its GPUs.
     """
 
     index: int
@@ -59,6 +61,7 @@ class Job:
     device: str = "auto"
     stack: str = "trainer"
     python: str | None = None
+    memory: int = 0
 
     @property
     def alone(self) -> bool:
@@ -80,6 +83,7 @@ class Job:
             device=stack.get("device", "auto"),
             stack=stack["name"],
             python=stack.get("python"),
+            memory=memory.of_verl_job(run),
         )
 
     def command(self) -> list[str]:

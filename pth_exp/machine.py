@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -69,14 +71,40 @@ def available_memory() -> int:
     return max(0, min(available, limit - used + int(stat.get("inactive_file", 0))))
 
 
-def resident_memory(pid: int) -> int:
-    """Bytes a process holds in memory; 0 when it is gone."""
+def carrying(variable: str, value: str) -> set[int]:
+    """Processes that were started with ``variable=value`` in their environment, as far as this user may look."""
+    marker, found = f"{variable}={value}\0".encode(), set[int]()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):  # one that ended meanwhile, or is another user's
+                if marker in Path(f"/proc/{name}/environ").read_bytes() + b"\0":
+                    found.add(int(name))
+    return found
+
+
+def descendants(pid: int) -> set[int]:
+    """A process with its children, and theirs; not those that have made themselves independent."""
     import psutil
 
     try:
-        return int(psutil.Process(pid).memory_info().rss)
+        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
     except psutil.Error:
-        return 0
+        return {pid}
+
+
+def held_memory(pids: Iterable[int]) -> int:
+    """Bytes that processes hold together: what each has alone, and once the most that one shares (libraries, shared memory)."""
+    import psutil
+
+    alone, shared = 0, 0
+    for pid in pids:
+        try:
+            memory = psutil.Process(pid).memory_info()
+        except psutil.Error:
+            continue
+        common = getattr(memory, "shared", 0)
+        alone, shared = alone + memory.rss - common, max(shared, common)
+    return alone + shared
 
 
 def visible_gpus() -> list[str]:

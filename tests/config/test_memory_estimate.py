@@ -85,23 +85,23 @@ def test_verl_on_gpus_by_hand() -> None:
         "logits": 2 * 4 * 100 * 7,
     }
     assert found.sampler == {"weights": 2 * 612, "cache": 2 * 3 * 1 * 2 * 2 * 10 * 50}
-    assert found.host == {"reference": 4 * 612, "sampler's weights put aside": 2 * 612 * 2}
+    assert found.host == {"processes": VERL_PROCESSES, "reference": 4 * 612, "sampler's weights put aside": 2 * 612 * 2}
     learner, sampler = sum(found.device.values()), 1224 + 12_000
     assert learner == 27_784 and found.smallest_gpu == round(max(27_784 / 0.75, sampler / 0.25)) == 52_896
 
 
 def test_what_a_run_does_without_takes_nothing() -> None:
     without = run(verl(), kl=schema.KlConfig(coef=0.0), validation=schema.ValidationConfig(every=None))
-    assert estimate(without, SMALL).host == {}
+    assert estimate(without, SMALL).host == {"processes": VERL_PROCESSES}
     reads = dataclasses.replace(without.arm, needs_reference=True)
-    assert estimate(dataclasses.replace(without, arm=reads), SMALL).host == {"reference": 2448}
+    assert estimate(dataclasses.replace(without, arm=reads), SMALL).host["reference"] == 2448
 
 
 def test_verl_on_a_cpu_is_all_in_the_machines_memory() -> None:
     gpu, cpu = (estimate(run(verl(ranks=2, device=device)), SMALL) for device in ("cuda", "cpu"))
     assert cpu.device == cpu.sampler == {}
     together = 2 * (sum(gpu.device.values()) + sum(gpu.sampler.values())) + sum(gpu.host.values())
-    assert sum(cpu.host.values()) == VERL_PROCESSES + together
+    assert sum(cpu.host.values()) == together
 
 
 def test_the_trainer_by_hand() -> None:

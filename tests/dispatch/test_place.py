@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -155,7 +156,7 @@ def big_machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     facts: dict[str, float] = {"cores": 8, "memory": 64 * GIB, "resident": 0, "gpus": 0}
     monkeypatch.setattr(machine, "cores", lambda: int(facts["cores"]))
     monkeypatch.setattr(machine, "available_memory", lambda: int(facts["memory"]))
-    monkeypatch.setattr(machine, "resident_memory", lambda pid: int(facts["resident"]))
+    monkeypatch.setattr(machine, "held_memory", lambda pids: int(facts["resident"]))
     monkeypatch.setattr(machine, "visible_gpus", lambda: [f"GPU-{i}" for i in range(int(facts["gpus"]))])
     return facts
 
@@ -212,6 +213,72 @@ def test_memory_bounds_the_runs(big_machine: dict[str, float]) -> None:
     assert slots.next(jobs[1:], [Running(jobs[0], 1, None)]) is jobs[1]
     big_machine.update(memory=29 * GIB)
     assert slots.next(jobs[1:], [Running(jobs[0], 1, None)]) is None
+
+
+def test_what_one_stack_holds_says_nothing_of_another(big_machine: dict[str, float]) -> None:
+    slots, verl = Slots(None, None), dataclasses.replace(_job(0), stack="verl")
+    big_machine["resident"] = 40 * GIB
+    slots.watch([Running(verl, 1, None)])
+    big_machine.update(resident=0, memory=9 * GIB)
+    assert len(_filled(slots, [_job(i) for i in range(5)])) == 5
+    assert "needs about 40.0 GiB" in str(slots.shortage(verl))
+
+
+def test_a_verl_job_that_starts_short_of_memory_says_so_and_starts(big_machine: dict[str, float]) -> None:
+    verl = dataclasses.replace(_job(0), stack="verl", memory=6 * GIB)
+    big_machine["memory"] = 6 * GIB
+    assert Slots(None, None).shortage(verl) is None
+    big_machine["memory"] = 3.5 * GIB
+    said = Slots(None, None).shortage(verl)
+    assert said is not None and "needs about 6.0 GiB of memory, and 3.5 are available; it starts all the same" in said
+    assert Slots(None, None).next([verl], []) is verl
+    assert Slots(None, 2 * GIB).shortage(verl) is None, "memory_per_run_gb is the user's word"
+
+
+def test_the_warning_is_shown_and_the_run_runs(
+    jobs: list[Job], big_machine: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PTH_VERL_PYTHON", sys.executable)
+    big_machine["memory"] = 3 * GIB
+    shown = io.StringIO()
+    told = dataclasses.replace(_told(jobs[0], "complete"), stack="verl", memory=6 * GIB)
+    (result,) = LocalPlace(stream=shown).dispatch([told])
+    assert result.state is State.COMPLETED
+    assert "[0] grpo·seed=1  needs about 6.0 GiB of memory, and 3.0 are available" in shown.getvalue()
+
+
+MIB = 1 << 20
+FAMILY = """
+import mmap, os, sys, time
+shared = mmap.mmap(-1, int(sys.argv[2]) << 20)
+shared[:] = b"x" * len(shared)
+if os.fork() == 0:
+    shared[:] = b"y" * len(shared)
+    os.setsid()
+    if os.fork() > 0:
+        os._exit(0)  # the grandchild is nobody's child now, as Ray's processes are
+taken = b"x" * (int(sys.argv[1]) << 20)  # each has its own
+print(os.getpid(), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_memory_is_that_of_all_processes_daemons_included_and_shared_pages_count_once() -> None:
+    environment = {**os.environ, "PTH_TEST_FAMILY": "this one"}
+    command = [sys.executable, "-c", FAMILY, "60", "80"]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        pids = {int(process.stdout.readline()) for _ in range(2)}
+        found = machine.descendants(process.pid) | machine.carrying("PTH_TEST_FAMILY", "this one")
+        tree = machine.descendants(process.pid)
+        together, alone = machine.held_memory(found), machine.held_memory({process.pid})
+        process.stdin.write("\n")
+        process.stdin.close()
+        (daemon,) = pids - {process.pid}
+        os.kill(daemon, signal.SIGKILL)
+    assert pids <= found and daemon not in tree
+    assert alone >= 140 * MIB and alone + 60 * MIB <= together < alone + 130 * MIB, (alone, together)
+    assert machine.held_memory({process.pid}) == 0, "gone"
 
 
 # ------------------------------------------------------------------------------------------------------------- progress
