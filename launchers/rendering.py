@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 COMMAND = ("-P", "-m", "pth_exp.verl_stack.render")
 FILE = "verl.yaml"
 
-_ENVIRONMENT = {"PTH_VERL_CPU": "1", "VERL_PLATFORM": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-"""Checking a config needs no GPU, and must not wait for one that is busy."""
+_ENVIRONMENT = {"PTH_VERL_CPU": "1", "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"}
+"""A config is checked without a GPU, whatever it is for: verl alone would not start on a machine that has none."""
 
 _TIMEOUT = 600.0
 """Seconds; importing verl from a cold disk takes one minute."""

@@ -48,6 +48,26 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
     ("uneven ranks", ["arm=grpo", "stack=verl", "stack.ranks=3"], ["stack.ranks=3", "64 responses"]),
     ("uneven parts", ["arm=grpo", "stack=verl", "stack.micro_batch_rows=24"], ["stack.micro_batch_rows=24", "64 responses"]),
     ("the trainer's field on verl", ["arm=grpo", "stack=verl", "stack.activations=micro_batch"], ["stack.activations"]),
+    (
+        "an override that Hydra cannot read",
+        ["arm=grpo", "stack=verl", "stack.overrides=[a.b=1]"],
+        ["stack.overrides=[a.b=1]", "quotes"],
+    ),
+    (
+        "a setting of verl's that a field decides",
+        ["arm=grpo", "stack=verl", 'stack.overrides=["data.seed=3"]'],
+        ["stack.overrides=data.seed=3", "set seeds.data instead"],
+    ),
+    (
+        "verl's own correction beside the arm's",
+        ["arm=tis_ppo", "stack=verl", 'stack.overrides=["algorithm.rollout_correction.rollout_is=token"]'],
+        ["algorithm.rollout_correction", "the arm corrects for the sampler"],
+    ),
+    (
+        "a numbered device for verl",
+        ["arm=grpo", "stack=verl", "stack.device=cuda:1"],
+        ["stack.device=cuda:1", "auto, cpu or cuda"],
+    ),
     ("nothing for verl", ["arm=grpo", "stack=verl", "stack.overrides=[trainer]"], ["stack.overrides=trainer", "name=value"]),
     ("a constant of nothing", ["arm=grpo", "arm.norm_tokens=0"], ["arm.norm_tokens=0", "above 0"]),
     (

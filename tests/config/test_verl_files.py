@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,13 @@ def test_an_edited_file_is_refused_naming_both_hashes(calls: Path) -> None:
         freeze.verify_inputs(frozen)
     for part in ("verl.yaml", hashlib.sha256(b"n: 1").hexdigest(), hashlib.sha256(b"n: 2").hexdigest()):
         assert part in str(error.value)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "pth_exp.worker", "--frozen", str(job.frozen), "--sha256", job.sha256],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and "refused: verl.yaml changed after the run was frozen" in done.stderr, done.stderr
     (job.run_dir / "verl.yaml").unlink()
     with pytest.raises(FrozenError, match=r"verl\.yaml.*now gone"):
         freeze.verify_inputs(frozen)
