@@ -71,7 +71,7 @@ class Slots:
     def watch(self, running: Sequence[Running]) -> None:
         """Look at how much memory the runs hold."""
         for run in running:
-            self._largest[run.job.stack] = max(self._largest[run.job.stack], _held(run))
+            self._largest[run.job.stack] = max(self._largest[run.job.stack], held(run))
 
     def _has_room(self, job: Job, running: Sequence[Running]) -> bool:
         if running and (job.alone or any(run.job.alone for run in running)):
@@ -87,14 +87,14 @@ class Slots:
 
     def _has_memory(self, job: Job, running: Sequence[Running]) -> bool:
         """Whether there is memory for one more, when those that run have taken what they will need. One always runs."""
-        promised = sum(max(0, self._needs(run.job) - _held(run)) for run in running)
+        promised = sum(max(0, self._needs(run.job) - held(run)) for run in running)
         return not running or machine.available_memory() - promised >= self._needs(job)
 
     def _needs(self, job: Job) -> int:
         return self._need or max(self._largest[job.stack], job.memory, LEAST_NEED)
 
 
-def _held(run: Running) -> int:
+def held(run: Running) -> int:
     """Bytes of a run's processes: its worker with what that started and, of a verl job, what Ray has made independent."""
     pids = machine.descendants(run.pid)
     return machine.held_memory(pids | (machine.carrying(PATH, str(run.job.frozen.absolute())) if run.job.alone else set()))

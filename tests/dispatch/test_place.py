@@ -24,7 +24,7 @@ from pth_exp.launchers import place
 from pth_exp.launchers.local import LocalPlace
 from pth_exp.launchers.place import Job, RunResult, conclude
 from pth_exp.launchers.progress import PlainProgress, Tail, duration
-from pth_exp.launchers.slots import GIB, Running, Slots
+from pth_exp.launchers.slots import GIB, Running, Slots, held
 from pth_exp.lifecycle import State, history, note, state
 from pth_exp.refusal import Refusal
 
@@ -264,14 +264,15 @@ sys.stdin.readline()
 
 
 def test_memory_is_that_of_all_processes_daemons_included_and_shared_pages_count_once() -> None:
-    environment = {**os.environ, "PTH_TEST_FAMILY": "this one"}
+    frozen = Path("r/frozen.yaml").absolute()
+    environment = {**os.environ, "PTH_FROZEN": str(frozen)}
     command = [sys.executable, "-c", FAMILY, "60", "80"]
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         pids = {int(process.stdout.readline()) for _ in range(2)}
-        found = machine.descendants(process.pid) | machine.carrying("PTH_TEST_FAMILY", "this one")
-        tree = machine.descendants(process.pid)
-        together, alone = machine.held_memory(found), machine.held_memory({process.pid})
+        found, tree = machine.carrying("PTH_FROZEN", str(frozen)), machine.descendants(process.pid)
+        alone = machine.held_memory({process.pid})
+        together = held(Running(dataclasses.replace(_job(0), stack="verl"), process.pid, None))
         process.stdin.write("\n")
         process.stdin.close()
         (daemon,) = pids - {process.pid}
