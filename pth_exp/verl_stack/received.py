@@ -48,6 +48,7 @@ def received(config: Config, trainer: Any, places: dict[str, Any]) -> dict[str, 
         "max_response_tokens": verl.data.max_response_length,
         "model.dtype": rollout.dtype,
         "seeds.data": None if verl.data.seed is None and generator_seed == default_seed else generator_seed,
+        "seeds.sampling": engines[0]["held"]["actor_rollout_ref.rollout.seed"],
         "updates": trainer.total_training_steps,
         **_sampled(sampling),
         "objects": {
