@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
-from pth_exp import lifecycle
+from pth_exp import leftovers, lifecycle
 from pth_exp.launchers.place import LOG, Job, RunResult, log_tail
 from pth_exp.launchers.progress import progress
 from pth_exp.launchers.slots import GIB, Running, Slots
@@ -88,6 +88,7 @@ class LocalPlace:
                         shown.message(_explain(event, interrupts, len(running)))
                     else:
                         ended = running.pop(event).job
+                        leftovers.clear(ended.run_dir)
                         results[ended.index] = result = _result(ended, event.returncode)
                         shown.end(ended, result)
             finally:  # only an error leaves workers here

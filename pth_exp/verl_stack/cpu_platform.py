@@ -93,6 +93,8 @@ class _DeviceModule(ModuleType):
             return lambda *_: "CPU"
         if name == "current_device":
             return lambda: "cpu"
+        if name in ("get_rng_state", "set_rng_state"):
+            return getattr(torch, name)
         return getattr(torch.cpu, name)
 
 

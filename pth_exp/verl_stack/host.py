@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from pth_exp import machine
+from pth_exp import leftovers, machine
+from pth_exp.checkpoint import CheckpointStore
 from pth_exp.freeze import FILE, HASH_FILE, FrozenError, Loader
 from pth_exp.records.writer import RunRecorder
 from pth_exp.schema import Config, VerlStack
@@ -33,15 +33,15 @@ class Stalled(RuntimeError):
 
 
 def run(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Callable[[], bool]) -> str:
-    """Trains as ``config`` says; returns ``completed`` or ``preempted``. A preempted run starts again from update 0."""
+    """Trains as ``config`` says, from the newest checkpoint if there is one; returns ``completed`` or ``preempted``."""
     stack = frozen.verl_stack(config)
     run_dir = checkpoints.parent
     device = _device(stack.device)
     verl = _load(run_dir)
-    with tempfile.TemporaryDirectory(prefix="pth-verl-", ignore_cleanup_errors=True) as scratch:
-        environment = _environment(run_dir, stack, device) | {"TMPDIR": scratch}
+    with leftovers.scratch(run_dir, "pth-verl-") as scratch:
+        environment = _environment(run_dir, stack, device) | {"TMPDIR": str(scratch)}
         os.environ.update(environment)
-        with _watchdog() as allow, _ray(stack, device, environment, scratch):
+        with _watchdog() as allow, _ray(stack, device, environment, str(scratch)):
             allow(stack.start_timeout, "the start")
             return _train(config, verl, recorder, checkpoints, should_stop, allow)
 
@@ -85,8 +85,10 @@ def _train(
 
     transfer_queue.init(verl.transfer_queue)
     try:
-        trainer = LaggedTrainer(verl, config, recording, before_update)
+        store = CheckpointStore(checkpoints, stack.keep_checkpoints)
+        trainer = LaggedTrainer(verl, config, recording, before_update, store)
         trainer.init()
+        leftovers.note_segments(checkpoints.parent, _segments())
         manager = AgentLoopManagerTQ.create(
             config=verl,
             llm_client=trainer.get_llm_client(),
@@ -95,7 +97,7 @@ def _train(
         )
         recorder.received(whole(trainer), RECEIVED_VERL)
         recorder.received(received(config, trainer, here))
-        recorder.equation({"update": 0, **trainer.actor_rollout_wg.equation()[0]})
+        recorder.equation({"update": int(trainer.global_steps), **trainer.actor_rollout_wg.equation()[0]})
         allow(stack.update_timeout, "the first validation")
         trainer.fit(manager)
         recorder.received(received(config, trainer, here))
@@ -173,9 +175,15 @@ def _ray(stack: VerlStack, device: str, environment: dict[str, str], scratch: st
     try:
         yield
     finally:
-        segments = shared_memory.held(frozen.PATH, environment[frozen.PATH])
+        segments = _segments()
         ray.shutdown()
         shared_memory.remove(segments)
+
+
+def _segments() -> set[Path]:
+    """Named shared memory of this job's processes on this machine."""
+    ours = leftovers.writing_to(Path(os.environ["TMPDIR"]))
+    return shared_memory.held(frozen.PATH, os.environ[frozen.PATH]).union(*map(leftovers.mapped, ours))
 
 
 @contextmanager

@@ -34,6 +34,9 @@ class Recording:
         training: the training split.
         evaluation: the fixed subset of the test split.
         tokenizer: the model's.
+
+    Attributes:
+        first_batches: prompt IDs of the first batches, as far as they were drawn by this attempt and those before.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class Recording:
         self._arm = bind(config.arm.name, config.arm)
         self._shadows: list[Shadow] = [bind(name, arm) for name, arm in config.probe.shadows.items()]
         self._prompts: list[Prompt] = []
-        self._first_batches: list[list[str]] = []
+        self.first_batches: list[list[str]] = []
         self._weights_before, self._sampler = "", ""
         self._steps: list[list[StepParts]] = []
         self._outcome: Mapping[str, Sequence[Any]] = {}
@@ -57,10 +60,10 @@ class Recording:
         """A batch of prompts, in the order in which verl drew them."""
         self._prompts = [self.prompt(self._training[index]) for index in indices]
         wanted = min(self._config.probe.first_batches, self._config.updates)
-        if len(self._first_batches) < wanted:
-            self._first_batches.append([prompt.id for prompt in self._prompts])
-            if len(self._first_batches) == wanted:
-                self._recorder.first_batches(self._first_batches)
+        if len(self.first_batches) < wanted:
+            self.first_batches.append([prompt.id for prompt in self._prompts])
+            if len(self.first_batches) == wanted:
+                self._recorder.first_batches(self.first_batches)
 
     def in_drawn_order(self, found: Sequence[Row]) -> list[int]:
         """Places of the rows, ordered by prompt as drawn, then by response number; raises RuntimeError unless all are there."""

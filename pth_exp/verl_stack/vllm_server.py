@@ -42,9 +42,9 @@ class Server(vLLMHttpServer):
         """How vLLM was told to sample, each way once, over all requests so far."""
         return sorted(self._sampling)
 
-    async def on_workers(self, method: str) -> list[Any]:
+    async def on_workers(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of `pth_exp.verl_stack.vllm_weights.Weights` in each vLLM worker; verl's own call drops the answers."""
-        answers: list[Any] = await self.engine.collective_rpc(method=method)
+        answers: list[Any] = await self.engine.collective_rpc(method=method, args=arguments)
         return answers
 
     def _get_worker_extension_cls(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,14 +47,33 @@ class Weights(vLLMColocateWorkerExtension):
 
     def pth_stash(self) -> None:
         """Keep a copy of the weights, as vLLM holds them, in host memory."""
-        self._pth_stashed = {name: value.detach().cpu().clone() for name, value in self.model_runner.model.named_parameters()}
+        self._pth_stashed = self._pth_held()
 
-    @torch.no_grad()
     def pth_restore(self) -> None:
         """Put the copy back, to the last bit, and drop it."""
-        for name, parameter in self.model_runner.model.named_parameters():
-            parameter.copy_(self._pth_stashed[name])
+        self._pth_take(self._pth_stashed)
         del self._pth_stashed
+
+    def pth_save(self, folder: str) -> str:
+        """Write the weights, as vLLM holds them, to this worker's own file of a folder; the fingerprint of what it holds."""
+        torch.save(self._pth_held(), self._pth_file(folder))
+        return fingerprint_of(self.model_runner.model.named_parameters())
+
+    def pth_load(self, folder: str) -> str:
+        """Take the weights from this worker's own file; the fingerprint of what it holds then."""
+        self._pth_take(torch.load(self._pth_file(folder), map_location="cpu", weights_only=True))
+        return fingerprint_of(self.model_runner.model.named_parameters())
+
+    def _pth_held(self) -> dict[str, Tensor]:
+        return {name: value.detach().cpu().clone() for name, value in self.model_runner.model.named_parameters()}
+
+    @torch.no_grad()
+    def _pth_take(self, weights: dict[str, Tensor]) -> None:
+        for name, parameter in self.model_runner.model.named_parameters():
+            parameter.copy_(weights[name])
+
+    def _pth_file(self, folder: str) -> Path:
+        return Path(folder) / f"worker_{self.rank}.pt"
 
 
 def separate(model: Any) -> Iterator[tuple[str, Tensor]]:
