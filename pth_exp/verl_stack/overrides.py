@@ -172,6 +172,7 @@ FIXED: dict[str, str] = {
         "use_remove_padding": _FROM_MODEL,
         "use_fused_kernels": _FROM_MODEL,
         "qat": _WHOLE_WEIGHTS,
+        "checkpoint": "a resumed run depends on all that the stack's checkpoints hold",
         "shuffle": "rows are sorted, so that identical runs have identical mini-batches",
         "data_loader_seed": "rows are sorted, so that identical runs have identical mini-batches",
         "entropy_coeff": _OWN_LOSS,

@@ -71,6 +71,7 @@ def test_a_setting_with_a_field_of_the_projects_is_refused_with_that_field(overr
         ("actor_rollout_ref.rollout.full_determinism=true", "the same random stream"),
         ("actor_rollout_ref.model.lora_rank=8", "whole"),
         ("critic.optim.lr=1", "no critic"),
+        ("actor_rollout_ref.actor.checkpoint.save_contents=[model]", "a resumed run depends on all"),
         ("trainer.logger=[wandb]", "records"),
     ],
 )
