@@ -24,7 +24,7 @@ from pth_exp.runfiles import write_json
 FILE = ".leftovers.json"
 """In the run's directory while an attempt lives, and after one that was killed."""
 
-_SHARED_MEMORY = "/dev/shm/"
+_SHARED_MEMORY = "/dev/shm"
 
 
 @contextmanager
@@ -77,12 +77,16 @@ def writing_to(folder: Path) -> list[int]:
 
 
 def mapped(pid: int) -> set[Path]:
-    """Named shared memory that a process has mapped; empty when it is gone, or is another user's."""
+    """Named shared memory and semaphores that a process has mapped; none when it is gone, or is another user's.
+
+    By inode: a semaphore is made under a passing name, which is the one that the kernel shows for its maker.
+    """
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
         return set()
-    return {Path(_SHARED_MEMORY + line.split(_SHARED_MEMORY, 1)[1]) for line in lines if _SHARED_MEMORY in line}
+    inodes = {line.split()[4] for line in lines if f" {_SHARED_MEMORY}/" in line}
+    return {Path(entry.path) for entry in os.scandir(_SHARED_MEMORY) if str(entry.inode()) in inodes}
 
 
 def _output(pid: int, number: int) -> str:
