@@ -19,6 +19,7 @@ from typing import Any
 import transformers
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from pth_exp import extensions, freeze, schema
 from pth_exp.models.resolve import resolve
@@ -62,8 +63,11 @@ def _of_one(text: str, config: Config, models: bool) -> Iterator[Objection]:
     name = text.partition("=")[0]
     if not models and name.startswith(known.HF_CONFIG):
         return
-    parsed = OmegaConf.from_dotlist([text])
-    value = OmegaConf.select(parsed, name)
+    try:
+        value = OmegaConf.select(OmegaConf.from_dotlist([text]), name)
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        yield Objection(FIELD, text, f"cannot be read: {' '.join(str(error).split())}", "write the value as in YAML")
+        return
     plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
     yield from known.objections(name, plain, text, lambda: _model(str(resolve(config.model))))
 

@@ -25,6 +25,8 @@ REFUSED = {
     "actor_rollout_ref.rolout.x=1": ("actor_rollout_ref.rolout.x", "actor_rollout_ref.rollout.n"),
     f"{ROLLOUT}.enforce_eager=maybe": ("valid boolean", "False"),
     f"{ROLLOUT}.tensor_model_parallel_size=2": ("1 GPUs (stack.ranks)", "tensor_model_parallel_size"),
+    f"{ROLLOUT}.cudagraph_capture_sizes=[1": ("cannot be read", "as in YAML"),
+    f"{ROLLOUT}.cudagraph_capture_sizes=${{nowhere}}": ("cannot be read", "nowhere"),
     "actor_rollout_ref.actor.freeze_vision_towr=true": ("has no setting", "freeze_vision_tower"),
 }
 TAKEN = [f"{ROLLOUT}.enable_prefix_caching=false", f"{ROLLOUT}.engine_kwargs.vllm.block_size=16"]
