@@ -35,8 +35,8 @@ from pth_exp.verl_stack.mapping import needs_reference
 GIB = 1 << 30
 GB = 10**9
 
-VERL_PROCESSES = 62 * GB // 10
-"""Bytes of the processes of a verl job with a model of next to no size: measured on a CPU, 22 processes."""
+VERL_PROCESSES = 64 * GB // 10
+"""Bytes of the processes of a verl job with a model of next to no size: the most that 22 of them held, on a CPU."""
 
 LIBRARIES = 1 * GB // 2
 """Bytes of a trainer's process before it has a model: measured."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from pth_exp.verl_stack.frozen import PATH
 GIB = 1 << 30
 LEAST_NEED = 1 * GIB
 """What a run is taken to need before one of its stack has been seen: the libraries of a small run."""
+
+LOOK_EVERY = 5.0
+"""Seconds; to look at the processes of a verl job takes 50 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class Slots:
     def __init__(self, limit: int | None, memory_per_run: int | None) -> None:
         self._limit, self._need = limit, memory_per_run
         self._largest: Counter[str] = Counter()
+        self._next_look = 0.0
         self._gpus = machine.visible_gpus()
 
     def next(self, waiting: Sequence[Job], running: Sequence[Running]) -> Job | None:
@@ -69,7 +74,10 @@ class Slots:
         return gpu if busy[gpu] < math.ceil((self._limit or 1) / len(self._gpus)) else None
 
     def watch(self, running: Sequence[Running]) -> None:
-        """Look at how much memory the runs hold."""
+        """Look at how much memory the runs hold, every few seconds."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_EVERY
         for run in running:
             self._largest[run.job.stack] = max(self._largest[run.job.stack], held(run))
 
