@@ -47,6 +47,8 @@ def objections(config: Config) -> Iterator[Objection]:
             if found not in own:
                 why, remedy = str(found).split("\n    remedy: ")
                 yield Objection("probe.shadow_arms", name, why, f"{remedy}, or leave {name} out of probe.shadow_arms")
+    if isinstance(config.stack, schema.VerlStack):  # a shadow arm is evaluated on whole batches whatever the learner does
+        yield from _parts(config, config.stack)
 
 
 def _objections(config: Config) -> Iterator[Objection]:
@@ -98,6 +100,30 @@ def _verl(config: Config, stack: schema.VerlStack) -> Iterator[Objection]:
     if stack.device not in ("auto", "cpu", "cuda"):
         yield Objection("stack.device", stack.device, "verl places its own workers", "set stack.device=auto, cpu or cuda")
     yield from overrides.objections(stack.overrides)
+
+
+def _parts(config: Config, stack: schema.VerlStack) -> Iterator[Objection]:
+    """A loss that needs the whole batch, and a stack that hands the loss parts of it."""
+    rows = config.prompts_per_update * config.responses_per_prompt
+    part = min(stack.micro_batch_rows or rows, rows // max(stack.ranks, 1))
+    if not 1 <= part < rows:
+        return
+    from pth_exp.losses import get_loss  # and with it torch, where a batch is divided
+
+    arm = config.arm
+    try:
+        if get_loss(arm.loss, **arm.parameters()).splittable:
+            return
+    except ValueError as error:
+        yield Objection("arm", arm.name, str(error), "correct it")
+        return
+    field, value = ("stack.ranks", stack.ranks) if stack.ranks > 1 else ("stack.micro_batch_rows", stack.micro_batch_rows)
+    counted = ", set arm.count_rejected=true" if hasattr(arm, "count_rejected") else ""
+    yield Objection(
+        field, str(value),
+        f"arm {arm.name}: its loss {arm.loss} is no sum over responses and needs the batch of {rows} at once, not {part}",
+        f"set stack.ranks=1 and stack.micro_batch_rows=null{counted}, choose another arm, or set stack=trainer",
+    )  # fmt: skip
 
 
 def _value(config: Config, path: str) -> object:

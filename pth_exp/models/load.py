@@ -71,12 +71,12 @@ def _cannot_load(config: schema.ModelConfig, folder: Path, error: Exception) -> 
     )
 
 
-def special_tokens(model: Any, tokenizer: Any) -> SpecialTokens:
+def special_tokens(config: Any, tokenizer: Any) -> SpecialTokens:
     """End and padding tokens, from the tokenizer and the model's config.json.
 
     Raises ``ModelError`` if no token ends a response.
     """
-    eos = end_tokens(model.config, tokenizer)
+    eos = end_tokens(config, tokenizer)
     pad = eos[0] if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
     return SpecialTokens(eos, pad, () if pad in eos else (pad,))
 

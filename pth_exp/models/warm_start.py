@@ -111,7 +111,7 @@ def measure(model: Any, tokenizer: Any) -> dict[str, float]:
     """Accuracy and mean length (end token included) on the default test split: greedy, and sampled at temperature 1."""
     task = Arithmetic(schema.ArithmeticTask("arithmetic"))
     problems = task.problems(Split.test)
-    special = special_tokens(model, tokenizer)
+    special = special_tokens(model.config, tokenizer)
     policy = Policy(model, temperature=1.0, forbidden=special.forbidden)
     prompts = [Prompt(p.index, "", tuple(tokenizer(p.prompt).input_ids)) for p in problems]
     chosen = greedy(policy, prompts, special.eos, MAX_RESPONSE_TOKENS, rows=len(prompts))

@@ -87,7 +87,7 @@ def build(config: Config) -> Run:
     initial_seed = torch.initial_seed()
     device = _device(stack.device)
     model, tokenizer = load_policy(config.model, device)
-    special = special_tokens(model, tokenizer)
+    special = special_tokens(model.config, tokenizer)
     policy = Policy(model, config.temperature, special.forbidden)
     reference = None
     if needs_reference:

@@ -10,11 +10,12 @@ from uuid import uuid4
 import transformers
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from pth_exp.models.load import end_tokens
+from pth_exp.models.load import SpecialTokens, special_tokens
 from pth_exp.models.resolve import resolve
 from pth_exp.tasks import Problem, Split, Task, load_task
 from pth_exp.tasks.cut import cut_response
 from pth_exp.verl_stack.data import problems_of
+from pth_exp.verl_stack.forbidden import VLLM_LOWEST
 from pth_exp.verl_stack.frozen import frozen_config
 
 
@@ -29,7 +30,10 @@ class OneResponse(AgentLoopBase):
         config = frozen_config()
         greedy = sampling_params["temperature"] == 0
         task, problem = _task(), _problems(Split.test if greedy else Split.train)[int(row["index"])]
-        sampling = {**sampling_params, "max_tokens": config.max_response_tokens, "stop_token_ids": list(_ends(self.tokenizer))}
+        special = _special(self.tokenizer)
+        sampling = {**sampling_params, "max_tokens": config.max_response_tokens, "stop_token_ids": list(special.eos)}
+        if special.forbidden:
+            sampling["logit_bias"] = dict.fromkeys(special.forbidden, VLLM_LOWEST)
         if not greedy:
             draw = int(row["global_steps"]) - 1
             sampling["seed"] = request_seed(config.seeds.sampling, draw, problem.index, int(row["session_id"]))
@@ -72,6 +76,6 @@ def _problems(split: Split) -> list[Problem]:
 
 
 @cache
-def _ends(tokenizer: Any) -> tuple[int, ...]:
+def _special(tokenizer: Any) -> SpecialTokens:
     model = transformers.AutoConfig.from_pretrained(resolve(frozen_config().model), local_files_only=True)
-    return end_tokens(model, tokenizer)
+    return special_tokens(model, tokenizer)

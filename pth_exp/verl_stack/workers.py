@@ -14,16 +14,18 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from pth_exp.freeze import file_hash, source_hash
 from pth_exp.losses import get_loss
+from pth_exp.models.load import special_tokens
 from pth_exp.probes import probe_equation
 from pth_exp.probes.weights import fingerprint_of
 from pth_exp.verl_stack.environment import environment
+from pth_exp.verl_stack.forbidden import forbid
 from pth_exp.verl_stack.frozen import frozen_config
 from pth_exp.verl_stack.loss import PolicyLoss, StepParts
 from pth_exp.verl_stack.switch import on_cpu
 
 
 class Training(TrainingWorker):
-    """Tells the loss when a step is done."""
+    """Forbids what the other stack forbids, and tells the loss when a step is done."""
 
     def __init__(self, config: Any) -> None:
         if on_cpu():
@@ -32,6 +34,12 @@ class Training(TrainingWorker):
             # verl would ask for the same backend under two names
             initialize_global_process_group_ray(backend="gloo")
         super().__init__(config)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def reset(self) -> None:
+        super().reset()
+        self.forbidden = special_tokens(self.model_config.hf_config, self.model_config.tokenizer).forbidden
+        forbid(self.engine.module, self.forbidden)
 
     def train_batch(self, data: Any) -> Any:
         lr = self.engine.optimizer.param_groups[0]["lr"]
@@ -106,6 +114,7 @@ class Actor(ActorRolloutRefWorker):
                 "master_dtype": str(weights[0].dtype).removeprefix("torch."),
                 "forward_dtype": str(engine._autocast_dtype).removeprefix("torch."),
                 "device": str(weights[0].device),
+                "forbidden_tokens": list(self.actor.forbidden),
                 "reference": self.ref is not None,
                 "loss_source": source_of(loss.loss.function),
                 "source": source_hash(),

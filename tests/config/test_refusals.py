@@ -47,6 +47,17 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
     ("a norm to set on verl", ["arm=grpo", "stack=verl", "optimizer.grad_norm=set"], ["optimizer.grad_norm=set", "cannot set"]),
     ("uneven ranks", ["arm=grpo", "stack=verl", "stack.ranks=3"], ["stack.ranks=3", "64 responses"]),
     ("uneven parts", ["arm=grpo", "stack=verl", "stack.micro_batch_rows=24"], ["stack.micro_batch_rows=24", "64 responses"]),
+    (
+        "ranks for a loss of the whole batch",
+        ["arm=m2po", "stack=verl", "stack.ranks=2"],
+        ["stack.ranks=2", "arm m2po", "batch of 64 at once, not 32", "stack.ranks=1", "stack=trainer"],
+    ),
+    (
+        "parts for a loss of the whole batch",
+        ["arm=grpo,mis_geo", "stack=verl", "stack.micro_batch_rows=16"],
+        ["stack.micro_batch_rows=16", "arm mis_geo", "batch of 64 at once, not 16", "arm.count_rejected=true"],
+    ),
+    ("a bound of nothing in parts", ["arm=mis", "arm.lower=3", "stack=verl", "stack.ranks=2"], ["arm=mis", "lower is 3"]),
     ("the trainer's field on verl", ["arm=grpo", "stack=verl", "stack.activations=micro_batch"], ["stack.activations"]),
     (
         "an override that Hydra cannot read",

@@ -39,7 +39,8 @@ def test_a_planted_generation_config_has_no_effect(folder: Path) -> None:
     model, tokenizer = load_policy(config(folder), "cpu")
     assert transformers.GenerationConfig.from_pretrained(folder).top_k == 1  # the plant works where it is read
     assert model.generation_config.to_diff_dict() == transformers.GenerationConfig().to_diff_dict()
-    assert special_tokens(model, tokenizer) == special_tokens(*load_policy(config("embedded"), "cpu"))
+    plain, its_tokenizer = load_policy(config("embedded"), "cpu")
+    assert special_tokens(model.config, tokenizer) == special_tokens(plain.config, its_tokenizer)
     assert torch.equal(logits(folder), logits("embedded"))
     assert fingerprint(config(folder)) == fingerprint(config("embedded"))
 
@@ -65,7 +66,7 @@ def test_end_and_padding_tokens(
 ) -> None:
     model, tokenizer = load_policy(config("embedded"), "cpu")
     model.config.eos_token_id, tokenizer.eos_token, tokenizer.pad_token = configured, end, pad
-    found = special_tokens(model, tokenizer)
+    found = special_tokens(model.config, tokenizer)
     assert (found.eos, found.pad, found.forbidden) == expected
 
 
@@ -73,7 +74,7 @@ def test_a_model_without_an_end_is_refused() -> None:
     model, tokenizer = load_policy(config("embedded"), "cpu")
     model.config.eos_token_id = tokenizer.eos_token = None
     with pytest.raises(ModelError, match=r"model.path: .*no end-of-sequence token; set eos_token"):
-        special_tokens(model, tokenizer)
+        special_tokens(model.config, tokenizer)
 
 
 def test_fingerprint_follows_every_file_that_a_run_reads(folder: Path) -> None:

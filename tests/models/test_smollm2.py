@@ -42,7 +42,7 @@ def test_converted_once_and_adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert fingerprint(CONFIG) == fingerprint(CONFIG)
 
     model, tokenizer = load_policy(CONFIG, "cpu")
-    special = special_tokens(model, tokenizer)
+    special = special_tokens(model.config, tokenizer)
     assert (special.eos, special.pad, special.forbidden) == ((2,), 2, ())
     text = "The capital of France is Paris. The sun rises in the east and sets in the west."
     tokens = torch.tensor([tokenizer(text).input_ids])

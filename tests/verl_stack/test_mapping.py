@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from pth_exp import schema
+from pth_exp.armfiles import CONF, read_arm
 from pth_exp.schema import Aggregation, Correction, OldPolicy
+from pth_exp.validity import objections
 from pth_exp.verl_stack import shared_memory
 from pth_exp.verl_stack.host import Stalled, _device, _watchdog
 from pth_exp.verl_stack.mapping import settings
@@ -69,6 +71,18 @@ def test_the_penalty_is_the_projects_and_verl_only_computes_the_reference() -> N
         found = mapped(dataclasses.replace(ARM), **changes)
         assert found["actor_rollout_ref.actor.use_kl_loss"] is reference, changes
         assert found["actor_rollout_ref.actor.kl_loss_coef"] == 0 and found["algorithm.use_kl_in_reward"] is False
+
+
+@pytest.mark.parametrize("changes", [{}, {"stack__micro_batch_rows": 64}, {"stack__ranks": 2}, {"stack__micro_batch_rows": 8}])
+@pytest.mark.parametrize(("name", "sum_of_parts"), [("m2po", False), ("mis_geo", False), ("mis", True), ("grpo", True)])
+def test_only_a_loss_that_is_a_sum_over_responses_is_handed_parts(name: str, sum_of_parts: bool, changes: dict[str, Any]) -> None:
+    arm = read_arm(name, CONF).arm
+    divided = bool(changes) and changes != {"stack__micro_batch_rows": 64}  # of 8 x 8 responses
+    found = [str(objection) for objection in objections(made(arm, **changes))]
+    assert len(found) == (divided and not sum_of_parts), found
+    assert all(f"arm {name}" in text and "set stack.ranks=1 and stack.micro_batch_rows=null" in text for text in found)
+    # a shadow arm is evaluated on the whole batch, whatever is handed to the arm that trains
+    assert not list(objections(made(probe__shadows={name: arm}, **changes)))
 
 
 def test_a_seed_of_null_stays_null() -> None:

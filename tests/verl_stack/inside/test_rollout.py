@@ -34,7 +34,7 @@ CONFIG = SimpleNamespace(
 def _config(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (data, rollout):
         monkeypatch.setattr(module, "frozen_config", lambda: CONFIG)
-    for cached in (rollout._task, rollout._problems, rollout._ends):
+    for cached in (rollout._task, rollout._problems, rollout._special):
         cached.cache_clear()
 
 
@@ -64,7 +64,8 @@ def test_the_prompt_is_the_projects_and_the_reward_the_tasks() -> None:
         assert server.asked["prompt_ids"] == given["prompt_tokens"] == output.prompt_ids
         assert output.reward_score == reward and output.response_mask == [1] * len(server.tokens)
         assert output.extra_fields["reward_extra_info"] == {"index": 3, "correct": int(reward), "length": len(server.tokens)}
-        assert server.asked["sampling_params"]["stop_token_ids"] == [10] and server.asked["sampling_params"]["max_tokens"] == 24
+        sampling = server.asked["sampling_params"]
+        assert (sampling["stop_token_ids"], sampling["max_tokens"], sampling["logit_bias"]) == ([10], 24, {11: -100.0})
 
 
 def test_every_response_has_a_seed_of_its_own_and_the_same_one_again() -> None:
