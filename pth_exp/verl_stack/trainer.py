@@ -100,12 +100,15 @@ class LaggedTrainer(PPOTrainer):
         self._before_validation = self._inside("pth_fingerprint")
         self._inside("pth_stash")
         self.checkpoint_manager.update_weights(int(self.global_steps))
+        learner = self.actor_rollout_wg.weights_fingerprint()[0]
+        self._recording.hold("the transfer to vLLM for validation", learner, self._inside("pth_fingerprint"))
 
     def on_validate_end(self) -> None:
         evaluated = self._inside("pth_fingerprint")
         self._inside("pth_restore")
         self._declare(self._sampler_version)
         after = self._inside("pth_fingerprint")
+        self._recording.hold("the sampler, back from validation", self._before_validation, after)
         self._recording.validated(int(self.global_steps), self._before_validation, evaluated, after)
 
     def _refresh(self, version: int) -> None:

@@ -47,6 +47,12 @@ class Server(vLLMHttpServer):
         answers: list[Any] = await self.engine.collective_rpc(method=method, args=arguments)
         return answers
 
+    async def clear_kv_cache(self) -> None:
+        """After every change of the weights. vLLM keeps its prefix cache while a request is running, and verl does not ask."""
+        if self.node_rank == 0 and not await self.engine.reset_prefix_cache():
+            raise RuntimeError("vLLM's weights changed while requests were running: its prefix cache would outlive its weights")
+        await super().clear_kv_cache()
+
     def _get_worker_extension_cls(self) -> str:
         return "pth_exp.verl_stack.vllm_weights.Weights"
 

@@ -119,6 +119,7 @@ class Actor(ActorRolloutRefWorker):
                 "loss_source": source_of(loss.loss.function),
                 "source": source_hash(),
                 "ranks": torch.distributed.get_world_size(),
+                "micro_batch_rows": engine.engine_config.micro_batch_size_per_gpu,
             },
         }
 

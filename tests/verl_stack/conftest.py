@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from running import ARMS, SMALL, UPDATES, pth
 
 from pth_exp.interpreters import NoInterpreter, interpreter
+from pth_exp.records.reader import RunRecords, Sweep
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +21,18 @@ def verl_python() -> Path:
         if os.environ.get("PTH_TEST_VERL"):  # `make test` has built the environment
             raise
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def sweep(verl_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """Four arms, one after the other, validated between refreshes and on them."""
+    folder = tmp_path_factory.mktemp("verl")
+    done = pth(folder, verl_python, "run", f"arm={','.join(ARMS)}", *SMALL, f"updates={UPDATES}", "validation.every=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Sweep.load(folder / "multirun_outputs")
+
+
+@pytest.fixture(scope="session")
+def runs(sweep: Sweep) -> dict[str, RunRecords]:
+    """The sweep's runs by arm."""
+    return dict(zip(ARMS, sweep.runs, strict=True))

@@ -1,0 +1,58 @@
+"""A job of two ranks, each with two micro-batches and a vLLM server of its own, against the same job on one rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from running import SMALL, pth
+
+from pth_exp.records.reader import RunRecords, Sweep
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+
+UPDATES = 5
+NEAR = ("actor/", "ratio/", "rollout_corr/", "coef/", "reward/", "response_length/")
+
+
+@pytest.fixture(scope="module")
+def two(verl_python: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
+    folder = tmp_path_factory.mktemp("ranks")
+    parts = ["stack.ranks=2", "stack.micro_batch_rows=4", "validation.every=null"]
+    done = pth(folder, verl_python, "run", "arm=tis_ppo", *SMALL, f"updates={UPDATES}", *parts)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = Sweep.load(folder / "multirun_outputs").runs
+    return run
+
+
+def test_the_batch_was_divided(two: RunRecords) -> None:
+    assert two.received is not None
+    objects = two.received["objects"]
+    assert (objects["ranks"], objects["micro_batch_rows"], objects["sampler_servers"]) == (2, 4, 2)
+
+
+def test_two_ranks_train_as_one_does(two: RunRecords, runs: dict[str, RunRecords]) -> None:
+    """Until the first refresh both sample from the initial weights; by rounding alone the rest may differ."""
+    one = runs["tis_ppo"]
+    for update in range(4):
+        mine, theirs = two.updates[update], one.updates[update]
+        assert two.batches[update]["batch_id"] == one.batches[update]["batch_id"]
+        assert (mine["sampler/version"], mine["sampler/fingerprint"]) == (
+            theirs["sampler/version"],
+            theirs["sampler/fingerprint"],
+        )
+        for name, value in theirs.items():
+            if isinstance(value, float) and name.startswith(NEAR):
+                assert mine[name] == pytest.approx(value, rel=1e-5, abs=1e-5), (update, name)
+    assert two.updates[0]["learner/fingerprint"] == one.updates[0]["learner/fingerprint"]
+
+
+def test_both_servers_take_the_weights(two: RunRecords) -> None:
+    learner, sampler = two.column("learner/fingerprint"), two.column("sampler/fingerprint")
+    assert two.column("sampler/version") == [0, 0, 0, 0, 4]
+    assert sampler == [learner[0]] * 4 + [learner[4]] and len(set(learner)) == UPDATES
+
+
+def test_the_backward_pass_is_the_equations(two: RunRecords) -> None:
+    for row in (two.updates[update] for update in (0, 1, 2, 4)):
+        assert max(row["backward/value_error"], row["backward/gradient_error"]) < 1e-5
