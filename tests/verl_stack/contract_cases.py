@@ -159,7 +159,7 @@ class Answer:
     Attributes:
         row: the update's row, without timings.
         arrays: by response and token ``logp``, ``old_logp``, ``ref_logp``, ``token_coef``, ``logp_grad``, and ``advantage``, of
-            the first step on the batch; ``gradient/NAME`` as the last step took it, ``weights/NAME`` after that.
+            the first step on the batch; ``gradient/NAME`` as that step took it; ``weights/NAME`` after the last.
     """
 
     row: dict[str, Any]

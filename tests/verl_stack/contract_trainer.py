@@ -73,7 +73,8 @@ def answer(case: Case, inputs: Inputs) -> Answer:
     gradients: dict[str, Tensor] = {}
 
     def keep(*_: Any) -> None:
-        gradients.update({name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None})
+        if not gradients:
+            gradients.update({name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None})
 
     run.learner.optimizer.optimizer.register_step_pre_hook(keep)
     trained, before = rollout(run, inputs), fingerprint(model)

@@ -162,7 +162,8 @@ def answer(case: Case, inputs: Inputs, references: dict[int | None, Reference]) 
     module = actor.actor.engine.module
 
     def keep(*_: Any) -> None:
-        gradients.update({name: _full(weight.grad) for name, weight in module.named_parameters() if weight.grad is not None})
+        if not gradients:
+            gradients.update({name: _full(weight.grad) for name, weight in module.named_parameters() if weight.grad is not None})
 
     actor.actor.engine.optimizer.register_step_pre_hook(keep)
 

@@ -90,7 +90,7 @@ def differences(case: Case, expected: Answer, found: Answer) -> dict[str, float]
     for name, value in expected.row.items():
         other = found.row[name]
         if isinstance(value, float) and isinstance(other, float):
-            near = 1e-3 if rough and not name.startswith("actor/") else RELATIVE
+            near = 1e-3 if rough and not name.endswith("loss") else RELATIVE
             if not abs(value - other) <= near * max(1.0, abs(value)) and not name.startswith("backward/"):
                 far[name] = abs(value - other)
         elif name not in ("sampler/fingerprint", "backward/worst", "backward/norm_ratio", "backward/response_norm_ratio"):
