@@ -71,6 +71,12 @@ def _cannot_load(config: schema.ModelConfig, folder: Path, error: Exception) -> 
     )
 
 
+def load_special_tokens(config: schema.ModelConfig, tokenizer: Any) -> SpecialTokens:
+    """The model's special tokens, without its weights. Raises ``ModelError``."""
+    model = transformers.AutoConfig.from_pretrained(resolve(config), trust_remote_code=False, local_files_only=True)
+    return special_tokens(model, tokenizer)
+
+
 def special_tokens(config: Any, tokenizer: Any) -> SpecialTokens:
     """End and padding tokens, from the tokenizer and the model's config.json.
 

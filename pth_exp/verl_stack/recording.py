@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pth_exp.losses.types import LossOutput, TokenBatch
+from pth_exp.models.load import load_special_tokens
 from pth_exp.probes import Shadow
 from pth_exp.records.fields import EXTRA
 from pth_exp.records.writer import RunRecorder
@@ -44,6 +45,7 @@ class Recording:
     ) -> None:
         self._config, self._recorder, self._tokenizer = config, recorder, tokenizer
         self._training, self._evaluation = training, evaluation
+        self._ends = load_special_tokens(config.model, tokenizer).eos
         self._arm = bind(config.arm.name, config.arm)
         self._shadows: list[Shadow] = [bind(name, arm) for name, arm in config.probe.shadows.items()]
         self._prompts: list[Prompt] = []
@@ -155,7 +157,7 @@ class Recording:
             mask=pad_rows([m.tolist() for m in masks], torch.bool),
             lengths=lengths,
             sampler_logp=None if logp is None else pad_rows([row.tolist() for row in logp], torch.float32),
-            truncated=lengths >= self._config.max_response_tokens,
+            truncated=torch.tensor([int(response[-1]) not in self._ends for response in responses]),
             rewards=torch.tensor([float(score.sum()) for score in columns["rm_scores"]]),
         )
 

@@ -7,11 +7,9 @@ from functools import cache
 from typing import Any
 from uuid import uuid4
 
-import transformers
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from pth_exp.models.load import SpecialTokens, special_tokens
-from pth_exp.models.resolve import resolve
+from pth_exp.models.load import SpecialTokens, load_special_tokens
 from pth_exp.tasks import Problem, Split, Task, load_task
 from pth_exp.tasks.cut import cut_response
 from pth_exp.verl_stack.data import problems_of
@@ -77,5 +75,4 @@ def _problems(split: Split) -> list[Problem]:
 
 @cache
 def _special(tokenizer: Any) -> SpecialTokens:
-    model = transformers.AutoConfig.from_pretrained(resolve(frozen_config().model), local_files_only=True)
-    return special_tokens(model, tokenizer)
+    return load_special_tokens(frozen_config().model, tokenizer)

@@ -137,8 +137,8 @@ class Inputs:
     """The folder of what both stacks are given.
 
     ``learner/`` holds weights some way from the initial model's, which is the reference. ``batch.npz`` holds, by response in the
-    order of prompts and numbers: ``tokens`` [B, T], ``lengths`` [B], ``rewards`` [B], ``sampler_logp`` [B, T]; and ``prompts``
-    [P], places in the training split.
+    order of prompts and numbers: ``tokens`` [B, T], ``lengths``, ``truncated`` and ``rewards`` [B], ``sampler_logp`` [B, T];
+    and ``prompts`` [P], places in the training split.
     """
 
     folder: Path

@@ -44,8 +44,12 @@ def prepare(inputs: Inputs) -> None:
     for row, response in enumerate(responses):
         tokens[row, : lengths[row]] = response.tokens
         logp[row, : lengths[row]] = np.minimum(response.logp + np.random.default_rng(row).normal(0, 0.3, lengths[row]), -1e-4)
+    truncated = np.array([r.truncated for r in responses])
+    ends_at_the_limit = int(np.flatnonzero(truncated)[0])  # as long as a truncated response, and whole
+    tokens[ends_at_the_limit, -1], truncated[ends_at_the_limit] = run.sampler.ends[0], False
     rewards = np.array([[1.0, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 1], [0, 0, 1, 0]], np.float32).reshape(-1)
-    np.savez(inputs.folder / "batch.npz", prompts=indices, tokens=tokens, lengths=lengths, rewards=rewards, sampler_logp=logp)
+    values = {"tokens": tokens, "lengths": lengths, "truncated": truncated, "rewards": rewards, "sampler_logp": logp}
+    np.savez(inputs.folder / "batch.npz", prompts=indices, **values)
 
 
 def rollout(run: Run, inputs: Inputs) -> Rollout:
@@ -59,7 +63,7 @@ def rollout(run: Run, inputs: Inputs) -> Rollout:
         mask=torch.arange(given["tokens"].shape[1]) < given["lengths"][:, None],
         lengths=given["lengths"],
         sampler_logp=given["sampler_logp"],
-        truncated=given["lengths"] >= run.config.max_response_tokens,
+        truncated=given["truncated"],
         rewards=given["rewards"],
     )
 

@@ -8,7 +8,6 @@ Every rank goes through all of it; a worker is given its rank's share of the row
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import os
 import sys
@@ -17,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import hydra
 import torch
 import torch.distributed as dist
 import transfer_queue
@@ -38,6 +36,7 @@ from pth_exp.trainer.learner import UpdateReport
 from pth_exp.verl_stack import data, frozen, workers
 from pth_exp.verl_stack.loss import Row, StepParts
 from pth_exp.verl_stack.mapping import verl_config
+from pth_exp.verl_stack.places import places, put
 from pth_exp.verl_stack.recording import Recording
 from pth_exp.verl_stack.trainer import LaggedTrainer
 from pth_exp.verl_stack.workers import Actor, Training
@@ -148,7 +147,7 @@ class Kept:
 def answer(case: Case, inputs: Inputs, references: dict[int | None, Reference]) -> Answer:
     config = case.config("verl")
     _belong_to(config)
-    verl = verl_config(config, "cpu")
+    verl = _verl(config)
     with open_dict(verl):
         verl.actor_rollout_ref.actor.optim.total_training_steps = 1
     learner = copy.deepcopy(verl.actor_rollout_ref)
@@ -196,12 +195,18 @@ def prompts(seed: int | None) -> list[list[str]]:
     config = drawing("verl", seed)
     _belong_to(config)
     kept = Kept()
-    trainer, _ = _trainer(config, verl_config(config, "cpu"), kept)
+    trainer, _ = _trainer(config, _verl(config), kept)
     trainer.processor = None
     trainer._init_dataloader()
     for trainer.global_steps in range(1, BATCHES + 1):
         trainer._next_train_batch()
     return kept.batches
+
+
+def _verl(config: Config) -> DictConfig:
+    verl = verl_config(config)
+    put(verl, places(config, Path("checkpoint")))
+    return verl
 
 
 def _belong_to(config: Config) -> None:
@@ -262,8 +267,6 @@ def main(folder: Path, answers: Path, rank: int, ranks: int) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ |= {"DIST_INIT_METHOD": f"file://{meeting}", "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
-    compose = functools.cache(hydra.compose)  # a second of each case's
-    hydra.compose = lambda name: copy.deepcopy(compose(name))  # type: ignore[assignment]
     references: dict[int | None, Reference] = {}
     for case in cases():
         if case.ranks == ranks:

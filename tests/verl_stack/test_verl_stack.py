@@ -113,6 +113,7 @@ def test_what_arrived_is_read_back_and_verls_whole_config_kept(runs: dict[str, R
         objects = run.received["objects"]
         assert objects["parameters"] == 153_792 and objects["reference"] and objects["forbidden_tokens"] == [11]
         assert (objects["ranks"], objects["micro_batch_rows"]) == (1, 16)
+        assert run.column("actor/lr") == [2e-4] * UPDATES
         asked, held = (yaml.safe_load((run.path / name).read_text()) for name in ("verl.yaml", "received_verl.yaml"))
         places = objects["places"]
         assert differences(asked, held) == set(places)
