@@ -10,6 +10,8 @@ import pytest
 import yaml
 from running import ARMS, INTERVAL, UPDATES, pth
 
+from pth_exp.checks.result import Verdict
+from pth_exp.checks.run import check_sweep
 from pth_exp.design import flatten
 from pth_exp.models.load import load_policy
 from pth_exp.probes.weights import fingerprint
@@ -29,16 +31,17 @@ def test_inside_verls_environment(verl_python: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_checks_judge_real_verl_records(sweep: Sweep, verl_python: Path) -> None:
+def test_checks_judge_real_verl_records(sweep: Sweep, runs: dict[str, RunRecords], verl_python: Path) -> None:
     """The lag is as scheduled, each ratio is what its arm claims, and verl's backward pass follows the written equation."""
     done = pth(sweep.path, verl_python, "check", str(sweep.path))
     assert done.returncode == 0, done.stdout + done.stderr
-    verdicts = [line.split() for line in done.stdout.splitlines() if line.split()[:1] and line.split()[0].split("·")[0] in ARMS]
-    found = {
-        words[0].split("·")[0]: [word for word in words if word.rstrip("*") in ("pass", "warn", "fail", "not")]
-        for words in verdicts
-    }
-    assert found == {arm: ["warn" if arm == "grpo" else "pass", "pass", "pass", "pass"] for arm in ARMS}, done.stdout
+    verdicts = {(arm, verdict.check): str(verdict.outcome) for arm, run in runs.items() for verdict in judged(sweep, run)}
+    expected = {(arm, check): "pass" for arm in ARMS for check in ("ratio", "config", "batches", "losses")}
+    assert verdicts == {**expected, ("grpo", "ratio"): "warn"}
+
+
+def judged(sweep: Sweep, run: RunRecords) -> list[Verdict]:
+    return [verdict for verdict in check_sweep(sweep).verdicts if verdict.run == run.label]
 
 
 def test_the_ratio_is_against_whom_the_arm_says(runs: dict[str, RunRecords]) -> None:
