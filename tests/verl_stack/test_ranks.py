@@ -43,7 +43,9 @@ def test_two_ranks_train_as_one_does(two: RunRecords, runs: dict[str, RunRecords
         )
         for name, value in theirs.items():
             if isinstance(value, float) and name.startswith(NEAR):
-                assert mine[name] == pytest.approx(value, rel=1e-5, abs=1e-5), (update, name)
+                # the least and the largest are one token's, on which AdamW's rounding shows
+                near = 1e-4 if name.endswith(("q00", "q100", "max_abs")) else 1e-5
+                assert mine[name] == pytest.approx(value, rel=near, abs=near), (update, name)
     assert two.updates[0]["learner/fingerprint"] == one.updates[0]["learner/fingerprint"]
 
 

@@ -87,7 +87,7 @@ def test_the_recorded_q_is_the_samplers_own_probability(runs: dict[str, RunRecor
         mean, largest = run.column("rollout_corr/mean_abs_shift"), run.column("ratio/old_sampler_max_abs")
         quiet = [update for update in range(UPDATES) if update not in LAGGED]
         assert max(mean[update] for update in quiet) < 2e-6 and min(mean[update] for update in LAGGED) > 1e-4, mean
-        assert max(largest[update] for update in quiet) < 1e-5, largest
+        assert max(largest[update] for update in quiet) < 5e-5, largest
 
 
 def test_the_penalty_is_to_the_initial_policy(runs: dict[str, RunRecords]) -> None:

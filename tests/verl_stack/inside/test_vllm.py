@@ -23,7 +23,7 @@ from pth_exp.trainer.policy import Policy
 from pth_exp.verl_stack.forbidden import VLLM_LOWEST
 
 MODEL = ModelConfig("embedded", "embedded")
-BLOCK = 16
+BLOCK = 32  # the least that its attention on a CPU takes
 TEMPERATURE = 0.7
 
 
