@@ -29,6 +29,7 @@ from verl.utils import tensordict_utils
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from pth_exp.checkpoint import CheckpointStore
 from pth_exp.models.load import load_tokenizer
 from pth_exp.schema import Config
 from pth_exp.trainer import rows
@@ -218,7 +219,8 @@ def _belong_to(config: Config) -> None:
 def _trainer(config: Config, verl: DictConfig, kept: Kept) -> tuple[Local, Recording]:
     tokenizer = load_tokenizer(config.model)
     recording = Recording(config, kept, data.problems_of("train"), data.problems_of("test"), tokenizer)  # type: ignore[arg-type]
-    trainer = Local(verl, config, recording, lambda update: None)
+    never = CheckpointStore(Path("no-such-folder"), keep=0)
+    trainer = Local(verl, config, recording, lambda update: None, never)
     trainer.tokenizer = tokenizer
     return trainer, recording
 

@@ -73,6 +73,7 @@ class Job:
         trainer._run = SimpleNamespace(updates=UPDATES, refresh_interval=INTERVAL)
         trainer._recording, trainer._before_update = recording, lambda update: None
         trainer._sampler_version, trainer._sampler_fingerprint, trainer._before_validation = 0, None, None
+        trainer._resumed = None
         trainer.llm_server_manager = SimpleNamespace(server_handles=self.servers)
         trainer.checkpoint_manager = SimpleNamespace(update_weights=self.transfer)
         trainer.actor_rollout_wg = SimpleNamespace(weights_fingerprint=lambda: [fingerprint(self.learner)], take_steps=lambda: [])
