@@ -85,7 +85,7 @@ class Case:
 
     def _stack(self, name: str) -> schema.StackConfig:
         if name == "verl":
-            return schema.VerlStack("verl", device="cpu", ranks=self.ranks, micro_batch_rows=self.micro)
+            return schema.VerlStack("verl", checkpoint_every=None, device="cpu", ranks=self.ranks, micro_batch_rows=self.micro)
         if self.micro is None:
             return schema.TrainerStack("trainer", device="cpu", micro_batch_tokens=10_000)
         # parts of at most so many padded tokens, and a backward pass of their own
