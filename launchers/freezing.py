@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,11 +105,17 @@ class Plan:
 
 
 class FreezingLauncher:
-    """Freezes each batch that a sweeper hands over, held against all earlier ones, and sends it to ``place``."""
+    """Freezes each batch that a sweeper hands over, held against all earlier ones, and sends it to ``place``.
 
-    def __init__(self, place: Place, context: HydraContext, master: DictConfig) -> None:
+    ``launcher``, its name and settings, is kept for `pth resume`.
+    """
+
+    def __init__(
+        self, place: Place, context: HydraContext, master: DictConfig, launcher: Mapping[str, Any] | None = None
+    ) -> None:
         self.plan = Plan(context, master)
         self._place = place
+        self._launcher = dict(launcher or {})
         self._sweep_dir: SweepDir | None = None
 
     def launch(self, job_overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
@@ -122,7 +128,7 @@ class FreezingLauncher:
         files = rendering.files(self.plan.planned[done:])
         if self._sweep_dir is None:
             name = self.plan.planned[0].composed.config.name
-            self._sweep_dir = SweepDir.create(Path(self.plan.master.hydra.sweep.dir), name)
+            self._sweep_dir = SweepDir.create(Path(self.plan.master.hydra.sweep.dir), name, self._launcher)
         for finding in verdict.comparison.findings:
             print(f"labelled: {finding.kind}: {finding.message}", file=sys.stderr)
         batch = [

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-from pth_exp import leftovers, lifecycle
-from pth_exp.launchers.place import LOG, Job, RunResult, log_tail
+from pth_exp import lifecycle
+from pth_exp.launchers.interrupts import explain, signals_into
+from pth_exp.launchers.place import LOG, Job, RunResult, exit_text, outcome
 from pth_exp.launchers.progress import progress
 from pth_exp.launchers.slots import GIB, Running, Slots
 from pth_exp.lifecycle import State
@@ -59,7 +59,7 @@ class LocalPlace:
         results: dict[int, RunResult] = {}
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         interrupts = 0
-        with progress(runs, self._stream or sys.stdout) as shown, _signals_into(events):
+        with progress(runs, self._stream or sys.stdout) as shown, signals_into(events):
             try:
                 while running or (waiting and not interrupts):
                     while not interrupts and (job := self._slots.next(waiting, [*running.values()])) is not None:
@@ -85,11 +85,10 @@ class LocalPlace:
                     if isinstance(event, signal.Signals):
                         interrupts += 1
                         _stop(running, kill=interrupts > 1)
-                        shown.message(_explain(event, interrupts, len(running)))
+                        shown.message(explain(event, interrupts, len(running)))
                     else:
                         ended = running.pop(event).job
-                        leftovers.clear(ended.run_dir)
-                        results[ended.index] = result = _result(ended, event.returncode)
+                        results[ended.index] = result = outcome(ended, exit_text(event.returncode))
                         shown.end(ended, result)
             finally:  # only an error leaves workers here
                 _stop(running, kill=False)
@@ -120,21 +119,6 @@ def _await(process: Process, events: queue.SimpleQueue[Event]) -> None:
     events.put(process)
 
 
-def _result(job: Job, code: int) -> RunResult:
-    """What became of a run whose worker has ended; records what the worker could not."""
-    tail = log_tail(job.run_dir)
-    state, message = lifecycle.state(job.run_dir)
-    how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
-    if state is State.LOST:
-        hint = "; the kernel does so when memory runs out" if code == -signal.SIGKILL else ""
-        message = f"its worker ended by {how} without a last word{hint}"
-        lifecycle.note(job.run_dir, state, "launcher", message)
-    elif state in (State.FROZEN, State.QUEUED):
-        state, message = State.FAILED, tail.rpartition("\n")[2] or f"its worker ended by {how} before it began"
-        lifecycle.note(job.run_dir, state, "launcher", message)
-    return RunResult(job.index, job.label, state, message, tail)
-
-
 def _stop(running: Iterable[Process], kill: bool) -> None:
     for process in running:
         if process.poll() is not None:
@@ -143,25 +127,3 @@ def _stop(running: Iterable[Process], kill: bool) -> None:
             os.killpg(process.pid, signal.SIGKILL)  # its own session: the worker and what it started, nobody else
         else:
             process.terminate()
-
-
-def _explain(received: signal.Signals, interrupts: int, running: int) -> str:
-    runs = f"{running} run{'s' * (running != 1)}"
-    if interrupts == 1:
-        return f"{received.name}: {runs} to checkpoint at the next update and stop; once more kills"
-    return f"{received.name} again: {runs} killed; the last checkpoints hold"
-
-
-@contextmanager
-def _signals_into(events: queue.SimpleQueue[Event]) -> Iterator[None]:
-    """Signals that ask this process to end become events; outside the main thread they stay as they are."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {n: signal.signal(n, lambda number, _: events.put(signal.Signals(number))) for n in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TextIO
 
+from pth_exp import leftovers, lifecycle
 from pth_exp.freeze import FrozenRun
 from pth_exp.interpreters import interpreter
 from pth_exp.launchers import memory
@@ -46,6 +48,7 @@ class Job:
         threads: CPU threads that it may use.
         device: ``stack.device``: auto, cpu, cuda or cuda:N.
         stack: name of the stack.
+        ranks: GPUs that its learner takes.
         python: ``stack.python``, where a stack has an interpreter of its own.
         memory: bytes of the machine's memory that a verl job is estimated to take, on a CPU or beside its GPUs.
     """
@@ -60,6 +63,7 @@ class Job:
     threads: int = 1
     device: str = "auto"
     stack: str = "trainer"
+    ranks: int = 1
     python: str | None = None
     memory: int = 0
 
@@ -82,6 +86,7 @@ class Job:
             threads=stack.get("threads", 1),
             device=stack.get("device", "auto"),
             stack=stack["name"],
+            ranks=stack.get("ranks", 1),
             python=stack.get("python"),
             memory=memory.of_verl_job(run),
         )
@@ -97,10 +102,14 @@ class Job:
             self.sha256,
         ]
 
-    def process_environment(self, place: str) -> dict[str, str]:
+    def variables(self, place: str) -> dict[str, str]:
         """What a worker's process must start with: it is too late for threads and the allocator once it runs."""
         threads = dict.fromkeys(_THREAD_VARIABLES, str(self.threads))
-        return {**os.environ, **_GLIBC, **threads, **self.environment, "PTH_PLACE": place}
+        return {**_GLIBC, **threads, **self.environment, "PTH_PLACE": place}
+
+    def process_environment(self, place: str) -> dict[str, str]:
+        """The same on top of this process's own environment."""
+        return {**os.environ, **self.variables(place)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +133,26 @@ class Place(Protocol):
     def dispatch(self, runs: Sequence[Job]) -> list[RunResult]:
         """Execute the runs and return their results in the same order; one run's failure never stops another."""
         ...
+
+
+def exit_text(code: int) -> str:
+    """How a process ended, from what ``Popen.returncode`` says."""
+    return f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+
+
+def outcome(job: Job, how: str) -> RunResult:
+    """What became of a run whose worker has ended by ``how``; records what the worker could not."""
+    leftovers.clear(job.run_dir)
+    tail = log_tail(job.run_dir)
+    state, message = lifecycle.state(job.run_dir)
+    if state in (State.LOST, State.RUNNING):  # a worker of another machine seems to run until its heartbeat has aged
+        hint = "; the kernel does so when memory runs out" if "SIGKILL" in how else ""
+        state, message = State.LOST, f"its worker ended by {how} without a last word{hint}"
+        lifecycle.note(job.run_dir, state, "launcher", message)
+    elif state in (State.FROZEN, State.QUEUED):
+        state, message = State.FAILED, tail.rpartition("\n")[2] or f"its worker ended by {how} before it began"
+        lifecycle.note(job.run_dir, state, "launcher", message)
+    return RunResult(job.index, job.label, state, message, tail)
 
 
 def conclude(results: Sequence[RunResult], sweep_dir: Path, stream: TextIO) -> int:

@@ -39,12 +39,18 @@ class SweepDir:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
-    def create(cls, path: Path, name: str) -> SweepDir:
+    def create(cls, path: Path, name: str, launcher: dict[str, Any]) -> SweepDir:
         """Make the directory, or take one that a sweeper made. Raises :class:`Refusal` if another launch has it."""
         path = path.absolute()
         path.mkdir(parents=True, exist_ok=True)
         sweep = cls(path, name)
-        launch = {"created": sweep.created, "host": socket.gethostname(), "pid": os.getpid(), "command": sys.argv}
+        launch = {
+            "created": sweep.created,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "command": sys.argv,
+            "launcher": launcher,
+        }
         try:
             with (path / LAUNCH).open("x") as stream:
                 json.dump(launch, stream)
@@ -113,6 +119,15 @@ class SweepDir:
         here.mkdir(exist_ok=True)  # hydra.sweep.dir may lead elsewhere, where no links are left
         filed = [self.path.parents[1], self.path.parent] if self.path.parents[1].name == OUTPUTS else []
         return dict.fromkeys([here, *filed])
+
+
+def launched_on(sweep: Path) -> tuple[str, dict[str, Any]]:
+    """Name and settings of the launcher that a sweep was launched with."""
+    try:
+        launcher = json.loads((sweep / LAUNCH).read_text()).get("launcher", {})
+    except (OSError, ValueError):
+        launcher = {}
+    return launcher.get("name", "pth_local"), launcher.get("settings", {})
 
 
 def point(link: Path, target: Path) -> None:

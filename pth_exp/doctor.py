@@ -63,7 +63,9 @@ def trainer_environment() -> Environment:
     items = []
     for text in importlib.metadata.requires(PROJECT) or ():
         wanted = Requirement(text)
-        extra = next((e for e in ("gguf", "smollm2", "8bit") if wanted.marker and wanted.marker.evaluate({"extra": e})), None)
+        extra = next(
+            (e for e in ("gguf", "smollm2", "8bit", "ray") if wanted.marker and wanted.marker.evaluate({"extra": e})), None
+        )
         if wanted.marker is not None and extra is None:
             continue
         pip = f"pip install '{PROJECT}{f'[{extra}]' if extra else ''}'"

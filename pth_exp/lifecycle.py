@@ -7,6 +7,7 @@ Everything is plain files in the run's directory and works on a shared file syst
 * ``attempts/NNNN.<hex>.heartbeat`` is touched by the owner of attempt N. Who takes a run over removes the heartbeat of the
   attempt before; an owner touches its heartbeat before each write, and so learns from the file server itself, not from a
   cache, that it lost the run.
+* ``attempts/JOB.stop`` asks the worker of job JOB to stop at its next update.
 * ``states.NNNN.jsonl`` holds the states attempt N went through; ``states.0000.jsonl`` those set from outside, by a launcher.
 
 An owner that is suspended between its check and its write can still append one row after a takeover. That row lands in the
@@ -209,6 +210,16 @@ def claim(run_dir: Path, heartbeat_every: float, lost_after: float, place: str, 
     return Lease(run_dir, mine, message)
 
 
+def ask_to_stop(run_dir: Path, job_id: str, reason: str) -> None:
+    """Ask the worker of a job to stop at its next update, by a file; for a place that cannot signal it.
+
+    The worker may be asked before it has claimed the run. Nobody else ever has the job's id, so the file needs no removal.
+    """
+    (run_dir / "attempts").mkdir(exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        create(_stop_file(run_dir, job_id), reason.encode())
+
+
 class Lease:
     """The right to write a run's records, held by one attempt until it ends or is taken over.
 
@@ -246,6 +257,15 @@ class Lease:
                 f"{self.run_dir}: the heartbeat file {self._heartbeat.name} is gone; was the run's directory removed?"
             ) from None
         raise LeaseLost(f"{self.run_dir}: attempt {self.attempt.attempt} was taken over by {who}; it writes nothing more")
+
+    def stop_asked(self) -> str | None:
+        """Why this attempt is to stop, if its place has asked it to by `ask_to_stop`."""
+        if self.attempt.job_id is None:
+            return None
+        try:
+            return _stop_file(self.run_dir, self.attempt.job_id).read_text() or None
+        except OSError:
+            return None
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Add facts to ``manifest.json``."""
@@ -341,6 +361,10 @@ def _pulse(run_dir: Path, attempt: Attempt, now: float | None) -> tuple[float | 
     if age > attempt.lost_after:
         return age, f"its heartbeat is {age:.1f} s old, more than {attempt.lost_after:g} s"
     return age, None
+
+
+def _stop_file(run_dir: Path, job_id: str) -> Path:
+    return run_dir / "attempts" / f"{job_id}.stop"
 
 
 def _link(target: Path, attempt: Attempt) -> bool:

@@ -8,12 +8,15 @@ import fnmatch
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pth_exp import freeze, lifecycle
 from pth_exp.lifecycle import State
 from pth_exp.records.reader import NothingToRead, find_sweep, read_index
-from pth_exp.refusal import Refusal
+from pth_exp.refusal import Refusal, refuse
+
+if TYPE_CHECKING:
+    from pth_exp.launchers.place import Place
 
 Entry = Mapping[str, Any]
 
@@ -23,18 +26,21 @@ _UNSUCCESSFUL = (State.FAILED, State.LOST)
 def main(arguments: Sequence[str]) -> int:
     """Exit codes: 0 everything asked for is completed, 1 some run is not, 2 usage."""
     parser = argparse.ArgumentParser(prog="pth resume", description="Run what a sweep has not completed, from its frozen files.")
-    parser.add_argument("sweep", type=Path, nargs="?", help="a sweep's directory; the latest sweep by default")
+    parser.add_argument(
+        "words", nargs="*", metavar="[SWEEP] [launcher.SETTING=VALUE ...]",
+        help="a sweep's directory, the latest sweep by default; settings other than those that it was launched with",
+    )  # fmt: skip
+    parser.add_argument("--launcher", metavar="NAME", help="where to run: pth_local, pth_ray; where it was launched by default")
     parser.add_argument("--failed", action="store_true", help="only runs that failed or were lost")
     parser.add_argument("--only", metavar="RUN", action="append", help="only this run: its number, or a pattern of its label")
     parser.add_argument("--slots", type=int, help="runs at a time; as many as cores or GPUs allow by default")
     parser.add_argument("--memory-per-run-gb", type=float, help="memory that one run needs, in GiB; measured by default")
-    asked = parser.parse_args(arguments)
-    from pth_exp.launchers.local import LocalPlace
+    asked = parser.parse_intermixed_args(arguments)
     from pth_exp.launchers.place import Job, RunResult, conclude
 
     try:
-        place = LocalPlace(asked.slots, asked.memory_per_run_gb)
-        sweep = find_sweep(asked.sweep)
+        sweep = find_sweep(_sweep(asked.words))
+        place = _place(sweep, asked)
         entries = _chosen(read_index(sweep)["runs"], asked.only)
     except (NothingToRead, Refusal) as error:
         print(f"pth resume: {error}", file=sys.stderr)
@@ -59,6 +65,35 @@ def main(arguments: Sequence[str]) -> int:
         print(f"nothing to resume in {sweep}")
         return int(running)
     return conclude(refused + place.dispatch(jobs), sweep, sys.stderr) or int(running)
+
+
+def _sweep(words: Sequence[str]) -> Path | None:
+    """The sweep among the words of the command line. Raises Refusal for a second one."""
+    sweeps = [word for word in words if not word.startswith("launcher.")]
+    if len(sweeps) > 1:
+        raise refuse("sweep", " ".join(sweeps), "is more than one", "resume one sweep at a time; settings begin with launcher.")
+    return Path(sweeps[0]) if sweeps else None
+
+
+def _place(sweep: Path, asked: argparse.Namespace) -> Place:
+    """The place that the sweep was launched on, or the one asked for. Raises Refusal when it cannot be opened."""
+    import yaml
+
+    from pth_exp.launchers.places import open_place
+    from pth_exp.launchers.sweep_dir import launched_on
+
+    name, settings = launched_on(sweep)
+    if asked.launcher not in (None, name):
+        name, settings = asked.launcher, {}
+    chosen = {}
+    for word in asked.words:
+        key, given, value = word.partition("=")
+        if key.startswith("launcher."):
+            if not given:
+                raise refuse(key, "", "has no value", f"write {key}=VALUE")
+            chosen[key.removeprefix("launcher.")] = yaml.safe_load(value)
+    flags = {"slots": asked.slots, "memory_per_run_gb": asked.memory_per_run_gb}
+    return open_place(name, {**settings, **chosen, **{key: value for key, value in flags.items() if value is not None}})
 
 
 def _chosen(entries: Sequence[Entry], only: Sequence[str] | None) -> Sequence[Entry]:

@@ -126,6 +126,7 @@ def _run(lease: Lease, frozen: freeze.FrozenRun, stop: Stop) -> tuple[State, str
 
     def should_stop() -> bool:
         lease.check()
+        stop.reason = stop.reason or lease.stop_asked()
         return stop.asked()
 
     stack = _stack(frozen.config.stack.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
@@ -14,24 +14,40 @@ if TYPE_CHECKING:
     from pth_exp.launchers.freezing import FreezingLauncher
 
 
-class PthLocal(Launcher):
-    """Freezes every run, then runs them as subprocesses of this machine."""
+class _Freezing(Launcher):
+    """Freezes every run, then sends it to its place with the settings of the launcher's YAML."""
 
-    def __init__(self, slots: int | None, memory_per_run_gb: float | None) -> None:
-        self.slots = slots
-        self.memory_per_run_gb = memory_per_run_gb
+    name: str
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
         self.swept: tuple[str, ...] | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from pth_exp.launchers.freezing import FreezingLauncher
-        from pth_exp.launchers.local import LocalPlace
+        from omegaconf import OmegaConf
 
-        place = LocalPlace(self.slots, self.memory_per_run_gb)
-        self.launcher: FreezingLauncher = FreezingLauncher(place, hydra_context, config)
+        from pth_exp.launchers.freezing import FreezingLauncher
+        from pth_exp.launchers.places import open_place
+
+        settings: Any = OmegaConf.to_container(OmegaConf.create(self.settings))
+        chosen = {"name": self.name, "settings": settings}
+        self.launcher: FreezingLauncher = FreezingLauncher(open_place(self.name, settings), hydra_context, config, chosen)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         self.launcher.plan.swept = self.swept
         return self.launcher.launch(job_overrides)
+
+
+class PthLocal(_Freezing):
+    """Subprocesses of this machine."""
+
+    name = "pth_local"
+
+
+class PthRay(_Freezing):
+    """Jobs of a Ray cluster."""
+
+    name = "pth_ray"
 
 
 class PthDryRun(Launcher):

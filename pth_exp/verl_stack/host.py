@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import yaml
@@ -18,9 +14,8 @@ from pth_exp.checkpoint import CheckpointStore
 from pth_exp.freeze import FILE, HASH_FILE, FrozenError, Loader
 from pth_exp.records.writer import RunRecorder
 from pth_exp.schema import Config, VerlStack
-from pth_exp.verl_stack import frozen, shared_memory, switch
-
-log = logging.getLogger(__name__)
+from pth_exp.verl_stack import cluster, frozen, reasons, switch
+from pth_exp.verl_stack.watchdog import Watchdog, watching
 
 VERL_FILE = "verl.yaml"
 """verl's config, frozen beside the run's."""
@@ -28,22 +23,19 @@ RECEIVED_VERL = "received_verl.yaml"
 """The same as the job holds it: a file of its own, since its thousand lines would bury the fifty that `received.yaml` has."""
 
 
-class Stalled(RuntimeError):
-    """The job made no progress for too long: a worker of verl's that dies in a transfer leaves the others waiting for ever."""
-
-
 def run(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Callable[[], bool]) -> str:
     """Trains as ``config`` says, from the newest checkpoint if there is one; returns ``completed`` or ``preempted``."""
     stack = frozen.verl_stack(config)
     run_dir = checkpoints.parent
-    device = _device(stack.device)
+    device = _device(stack.device, cluster.address(stack) is not None)
     verl = _load(run_dir)
     with leftovers.scratch(run_dir, "pth-verl-") as scratch:
         environment = _environment(run_dir, stack, device) | {"TMPDIR": str(scratch)}
         os.environ.update(environment)
-        with _watchdog() as allow, _ray(stack, device, environment, str(scratch)):
-            allow(stack.start_timeout, "the start")
-            return _train(config, verl, recorder, checkpoints, should_stop, allow)
+        with watching() as watchdog:
+            watchdog.allow(stack.start_timeout, "the start", "stack.start_timeout")
+            with cluster.joined(stack, device, environment, scratch, watchdog), reasons.in_one_sentence():
+                return _train(config, verl, recorder, checkpoints, should_stop, watchdog)
 
 
 def _train(
@@ -52,7 +44,7 @@ def _train(
     recorder: RunRecorder,
     checkpoints: Path,
     should_stop: Callable[[], bool],
-    allow: Callable[[float, str], None],
+    watchdog: Watchdog,
 ) -> str:
     import transfer_queue
     from omegaconf import OmegaConf
@@ -81,14 +73,14 @@ def _train(
         if len(begun) == 1:  # vLLM has sampled by now, and its requests tell how
             recorder.received(received(config, trainer, here))
         begun.append(update)
-        allow(stack.update_timeout, f"update {update}")
+        watchdog.allow(stack.update_timeout, f"update {update}")
 
     transfer_queue.init(verl.transfer_queue)
     try:
         store = CheckpointStore(checkpoints, stack.keep_checkpoints)
         trainer = LaggedTrainer(verl, config, recording, before_update, store)
         trainer.init()
-        leftovers.note_segments(checkpoints.parent, _segments())
+        leftovers.note_segments(checkpoints.parent, cluster.segments())
         manager = AgentLoopManagerTQ.create(
             config=verl,
             llm_client=trainer.get_llm_client(),
@@ -98,7 +90,7 @@ def _train(
         recorder.received(whole(trainer), RECEIVED_VERL)
         recorder.received(received(config, trainer, here))
         recorder.equation({"update": int(trainer.global_steps), **trainer.actor_rollout_wg.equation()[0]})
-        allow(stack.update_timeout, "the first validation")
+        watchdog.allow(stack.update_timeout, "the first validation")
         trainer.fit(manager)
         recorder.received(received(config, trainer, here))
     except Preempted:
@@ -117,13 +109,14 @@ def _load(run_dir: Path) -> dict[str, Any]:
     return values
 
 
-def _device(name: str) -> str:
+def _device(name: str, on_cluster: bool = False) -> str:
+    """cpu or cuda. On a cluster that the job joins, this process may see no GPU while the cluster has some."""
     gpus = bool(machine.visible_gpus())
     if name == "auto":
         return "cuda" if gpus else "cpu"
     if name not in ("cpu", "cuda"):
         raise ValueError(f"stack.device: {name!r} is not one of auto, cpu, cuda")
-    if name == "cuda" and not gpus:
+    if name == "cuda" and not gpus and not on_cluster:
         raise ValueError("stack.device=cuda, and no GPU is visible; use stack.device=auto or cpu")
     return name
 
@@ -134,6 +127,7 @@ def _environment(run_dir: Path, stack: VerlStack, device: str) -> dict[str, str]
         frozen.PATH: str((run_dir / FILE).absolute()),
         frozen.SHA256: (run_dir / HASH_FILE).read_text().strip(),
         "HYDRA_FULL_ERROR": "1",
+        "SPT_NOENV": "1",  # processes that rename themselves keep the environment that they are found by
         "RAY_DEDUP_LOGS": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
@@ -151,56 +145,3 @@ def _environment(run_dir: Path, stack: VerlStack, device: str) -> dict[str, str]
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
-
-
-@contextmanager
-def _ray(stack: VerlStack, device: str, environment: dict[str, str], scratch: str) -> Iterator[None]:
-    """A Ray cluster of this run's own, gone when it is done; or a connection to one that runs."""
-    import ray
-    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
-
-    runtime: dict[str, Any] = get_ppo_ray_runtime_env(None)
-    runtime["env_vars"] = {**runtime["env_vars"], **environment, "TRANSFER_QUEUE_ENABLE": "1"}
-    arguments: dict[str, Any] = {"runtime_env": runtime, "log_to_driver": True}
-    if stack.ray_address is not None:
-        arguments["address"] = stack.ray_address
-    else:
-        arguments |= {"include_dashboard": False, "_temp_dir": f"{scratch}/ray", "num_cpus": 16}
-        if device == "cpu":
-            arguments["num_gpus"] = stack.ranks  # stand-ins: verl places its workers by GPU
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    ray.init(**arguments)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)  # Ray ends the driver at once; the run stops at an update
-    try:
-        yield
-    finally:
-        segments = _segments()
-        ray.shutdown()
-        shared_memory.remove(segments)
-
-
-def _segments() -> set[Path]:
-    """Named shared memory of this job's processes on this machine."""
-    ours = leftovers.writing_to(Path(os.environ["TMPDIR"]))
-    return shared_memory.held(frozen.PATH, os.environ[frozen.PATH]).union(*map(leftovers.mapped, ours))
-
-
-@contextmanager
-def _watchdog() -> Iterator[Callable[[float, str], None]]:
-    """``allow(seconds, what)`` gives the next stretch of work so long; then ``Stalled`` is raised in the main thread."""
-    doing = ["the start"]
-
-    def expired(_number: int, _frame: FrameType | None) -> None:
-        raise Stalled(f"{doing[0]} took longer than it may (stack.start_timeout, stack.update_timeout); the log says what hangs")
-
-    def allow(seconds: float, what: str) -> None:
-        doing[0] = what
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-
-    before = signal.signal(signal.SIGALRM, expired)
-    try:
-        yield allow
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -19,7 +19,8 @@ deed = os.environ["PTH_TEST_DEED"]
 if deed == "refuse":
     print("refused: not today")
     sys.exit(2)
-lease = lifecycle.claim(run_dir, heartbeat_every=5.0, lost_after=60.0, place=os.environ["PTH_PLACE"], job_id=None)
+job_id = os.environ.get("PTH_JOB_ID")
+lease = lifecycle.claim(run_dir, heartbeat_every=5.0, lost_after=60.0, place=os.environ["PTH_PLACE"], job_id=job_id)
 
 
 def obey(_number: int, _frame: FrameType | None) -> None:
