@@ -181,6 +181,7 @@ def _start(settings: Mapping[str, Any], scratch: str) -> tuple[subprocess.Popen[
                     "--head",
                     "--block",
                     "--disable-usage-stats",
+                    "--log-color=false",
                     *words,
                 ],
                 stdin=subprocess.DEVNULL,
