@@ -35,6 +35,8 @@ _POLL_SECONDS = 1.0
 _REFRESH_SECONDS = 0.5
 _NO_AGENT = "No available agent"
 """What a head says that is up, but not yet ready to take jobs."""
+_GAVE_UP = "Job supervisor actor failed to start within"
+"""What Ray says of a job that it has not started within its own limit, a quarter of an hour unless the cluster has another."""
 
 
 @dataclass(slots=True)
@@ -44,14 +46,12 @@ class Flight:
     Attributes:
         submitted: when, by the monotonic clock.
         started: whether Ray has started it.
-        withdrawn: why it was stopped before it started, if it was.
     """
 
     job: Job
     job_id: str
     submitted: float = field(default_factory=time.monotonic)
     started: bool = False
-    withdrawn: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +190,7 @@ class _Sweep:
         self._taken = jobs.taken()
         self._cluster = jobs.resources()
         self._held_back = False
+        self._ended = time.monotonic()
         self._interrupts = 0
         self._answered = time.monotonic()
         self._silence = ""
@@ -229,7 +230,7 @@ class _Sweep:
         flying = [*self._flying.values()]
         if not self._waiting or self._interrupts or any(not flight.started for flight in flying):
             return None
-        if self._held_back and flying:
+        if self._held_back:
             return None
         if self._place._slots is not None and len(flying) >= self._place._slots:
             return None
@@ -239,7 +240,6 @@ class _Sweep:
 
     def _submit(self, job: Job) -> None:
         self._waiting.remove(job)
-        self._held_back = False
         flight = Flight(job, self._job_id(job))
         log = shlex.quote(str((job.run_dir / LOG).absolute()))
         try:
@@ -288,19 +288,16 @@ class _Sweep:
     def _hear(self, flight: Flight, report: Report) -> None:
         if flight.job_id not in self._flying:
             return
-        if report.status != "PENDING" and not flight.started and flight.withdrawn is None:
-            flight.started = True
-            self._shown.start(flight.job)
-        if not report.ended:
-            return
         job = flight.job
-        if flight.withdrawn is not None:
-            del self._flying[flight.job_id]
-            if flight.withdrawn:
-                self._results[job.index] = self._failed(job, flight.withdrawn)
-                self._shown.message(f"[{job.index}] {job.label}  failed: {flight.withdrawn}")
-            elif not self._interrupts:
-                self._waiting.insert(0, job)
+        if report.status == "FAILED" and report.message.startswith(_GAVE_UP) and len(self._flying) > 1:
+            del self._flying[flight.job_id]  # it waited for others of this sweep: submit it anew when one of them has ended
+            self._waiting.insert(0, job)
+            self._held_back = True
+            return
+        if report.status not in ("PENDING", "FAILED") and not flight.started:
+            flight.started = True
+            self._shown.start(job)
+        if not report.ended:
             return
         if report.exit_code is not None:
             how = exit_text(report.exit_code)
@@ -317,12 +314,16 @@ class _Sweep:
         if self._flying and now - self._answered > self._place._silence_timeout:
             self._lose(f"Ray at {self._jobs.address} has not answered for {now - self._answered:.0f} s: {self._silence}")
         for flight in [*self._flying.values()]:
-            if flight.started or flight.withdrawn is not None or now - flight.submitted < self._place._start_timeout:
-                continue
-            others = len(self._flying) > 1
-            self._held_back = others  # it waits for those, and Ray itself gives up after a quarter of an hour
-            flight.withdrawn = "" if others else self._why_not_started(flight.job)
-            self._try_to_stop(flight)
+            alone = not flight.started and len(self._flying) == 1  # else it may wait for those of this sweep
+            if alone and now - max(flight.submitted, self._ended) > self._place._start_timeout:
+                self._withdraw(flight)
+                self._end(flight, self._failed(flight.job, self._why_not_started(flight.job)))
+
+    def _withdraw(self, flight: Flight) -> None:
+        """Take a job back that has not started. Ray cannot: it keeps it waiting, and stops it as soon as it starts."""
+        del self._flying[flight.job_id]
+        lifecycle.ask_to_stop(flight.job.run_dir, flight.job_id, "withdrawn before it started")
+        self._try_to_stop(flight)
 
     def _why_not_started(self, job: Job) -> str:
         need = {name.removeprefix("num_"): amount for name, amount in self._place.need(job, self._cluster).items()}
@@ -338,8 +339,7 @@ class _Sweep:
         started = [flight for flight in self._flying.values() if flight.started]
         for flight in [*self._flying.values()]:
             if not flight.started:
-                flight.withdrawn = flight.withdrawn or ""
-                self._try_to_stop(flight)
+                self._withdraw(flight)
             elif self._interrupts == 1:
                 lifecycle.ask_to_stop(flight.job.run_dir, flight.job_id, f"{received.name} received by the launcher")
             else:
@@ -373,6 +373,7 @@ class _Sweep:
 
     def _end(self, flight: Flight, result: RunResult) -> None:
         self._flying.pop(flight.job_id, None)
+        self._held_back, self._ended = False, time.monotonic()
         self._results[flight.job.index] = result
         if not flight.started:
             self._shown.start(flight.job)

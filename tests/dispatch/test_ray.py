@@ -74,7 +74,7 @@ def test_a_sweep_stopped_by_control_c_resumes_on_the_place_it_was_launched_on(tm
     out, err = launcher.communicate()
     assert launcher.returncode == 1, err
     assert [state(run)[0] for run in (first, second)] == [State.PREEMPTED, State.QUEUED], out + err
-    assert state(first)[1] == "SIGINT received by the launcher" and list((first / "checkpoint").glob("update-*.pt"))
+    assert state(first)[1] == "SIGINT received by the launcher" and list((first / "checkpoint").glob("update-*"))
     assert read_attempt(first, 1).job_id == f"pth-{first.parent.name}-000-1"
     _leaves_nothing(mark)
     assert theirs and all("127.0.0.1" in line.split()[3] for line in theirs), theirs

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,13 @@ class Cluster(Jobs):
         self.ended: dict[str, Report] = {}
         self.diary: list[str] = []
         self.silent = False
+        self.patience = 1e9
+        self.stopped: set[str] = set()
+        self.submitted: dict[str, float] = {}
 
     def submit(self, job_id: str, entrypoint: str, variables: Mapping[str, str], need: Mapping[str, Any], run: str) -> None:
         self.queue.append((job_id, entrypoint, dict(variables), need["num_cpus"]))
+        self.submitted[job_id] = time.monotonic()
         self.diary.append(f"submit {job_id}, {len(self.queue)} waiting, {len(self.running)} running")
 
     def report(self, job_id: str) -> Report:
@@ -53,11 +58,19 @@ class Cluster(Jobs):
                 self.ended[name] = Report("SUCCEEDED" if code == 0 else "FAILED", "Job entrypoint command failed", code)
         while self.queue and self.queue[0][3] + sum(cpus for _, cpus in self.running.values()) <= self.cpus:
             name, entrypoint, variables, cpus = self.queue.pop(0)
+            if name in self.stopped:
+                self.ended[name] = Report("STOPPED", "", None)
+                continue
             environment = {**os.environ, **variables}
             process = subprocess.Popen(
                 entrypoint, shell=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
             self.running[name] = process, cpus
+        for waiting in [*self.queue]:
+            if time.monotonic() - self.submitted[waiting[0]] > self.patience:
+                self.queue.remove(waiting)
+                why = "Job supervisor actor failed to start within 900.0 seconds. This timeout can be configured"
+                self.ended[waiting[0]] = Report("FAILED", why, None)
         if job_id in self.ended:
             return self.ended[job_id]
         return Report("RUNNING" if job_id in self.running else "PENDING", "", None)
@@ -69,11 +82,12 @@ class Cluster(Jobs):
         return "Running entrypoint\n/bin/sh: 1: cd: can't cd to /elsewhere\n"
 
     def stop(self, job_id: str) -> None:
+        """As Ray does: a job that waits goes on waiting, and ends when it starts."""
         self.diary.append(f"stop {job_id}")
-        self.queue = [entry for entry in self.queue if entry[0] != job_id]
+        self.stopped.add(job_id)
         if job_id in self.running:
             self.running.pop(job_id)[0].kill()
-        self.ended[job_id] = Report("STOPPED", "", None)
+            self.ended[job_id] = Report("STOPPED", "", None)
 
     def resources(self) -> dict[str, float]:
         return {"CPU": self.cpus, "memory": 4e9}
@@ -145,15 +159,18 @@ def test_what_never_starts_fails_with_what_it_asks_for_and_what_is_there(
     assert state(jobs[0].run_dir) == (State.FAILED, results[0].message)
 
 
-def test_what_waits_for_runs_of_its_own_sweep_is_put_back_and_starts_when_one_ends(
+def test_what_ray_gives_up_while_runs_of_its_own_sweep_go_on_is_submitted_anew_when_one_has_ended(
     jobs: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Ray fails a job that has waited for a quarter of an hour; here for a fifth of a second, and ours would fail it sooner."""
     cluster = Cluster(1)
-    ray_place, _ = _place(cluster, monkeypatch, start_timeout=2.0)
+    cluster.patience = 0.2
+    ray_place, _ = _place(cluster, monkeypatch, start_timeout=60.0)
 
     def end_the_first() -> None:
-        until(lambda: any("stop " in line for line in cluster.diary))
+        until(lambda: any("FAILED" in report.status for report in [*cluster.ended.values()]))
         until((jobs[0].run_dir / "ready").exists)
+        cluster.patience = 1e9
         os.kill(int((jobs[0].run_dir / "ready").read_text()), signal.SIGTERM)
 
     thread = threading.Thread(target=end_the_first)
@@ -161,7 +178,8 @@ def test_what_waits_for_runs_of_its_own_sweep_is_put_back_and_starts_when_one_en
     results = ray_place.dispatch([_told(jobs[0], "wait"), _told(jobs[1], "complete")])
     thread.join()
     assert [result.state for result in results] == [State.PREEMPTED, State.COMPLETED]
-    assert str(read_attempt(jobs[1].run_dir, 1).job_id).endswith("-001-2"), "the id of the withdrawn job is spent"
+    assert str(read_attempt(jobs[1].run_dir, 1).job_id).endswith("-001-2"), "the id of the first job is spent"
+    assert len([line for line in cluster.diary if "-001-" in line]) == 2, "and not before"
 
 
 def test_a_cluster_that_falls_silent_loses_its_runs_and_asks_the_worker_to_stop(
