@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import queue
@@ -21,7 +22,7 @@ from pth_exp.interpreters import NoInterpreter, interpreter
 from pth_exp.launchers.interrupts import explain, signals_into
 from pth_exp.launchers.place import LOG, Job, RunResult, exit_text, outcome
 from pth_exp.launchers.progress import Progress, progress
-from pth_exp.launchers.ray_head import Head, HeadFailed
+from pth_exp.launchers.ray_head import START_SECONDS, Head, HeadFailed
 from pth_exp.launchers.ray_jobs import Jobs, NotConnected, Report
 from pth_exp.launchers.secrets import looks_secret
 from pth_exp.lifecycle import State
@@ -35,6 +36,8 @@ _POLL_SECONDS = 1.0
 _REFRESH_SECONDS = 0.5
 _NO_AGENT = "No available agent"
 """What a head says that is up, but not yet ready to take jobs."""
+_TAKEN = "already exists"
+"""What it says of an id that it has."""
 _GAVE_UP = "Job supervisor actor failed to start within"
 """What Ray says of a job that it has not started within its own limit, a quarter of an hour unless the cluster has another."""
 
@@ -120,7 +123,7 @@ class RayPlace:
             try:
                 with self._cluster(runs, events, shown) as jobs:
                     results = _Sweep(self, jobs, runs, events, shown).fly()
-            except (HeadFailed, NoInterpreter) as error:
+            except (HeadFailed, NoInterpreter, NotConnected) as error:
                 results = {}
                 for run in runs:
                     lifecycle.note(run.run_dir, State.FAILED, "launcher", str(error))
@@ -153,7 +156,7 @@ class RayPlace:
             lambda why: events.put(Lost(f"the Ray head has ended: {why}")),
         )
         try:
-            yield Jobs(head.address, head.token, self._connect_timeout)
+            yield Jobs(head.address, head.token, START_SECONDS)
         finally:
             head.close()
 
@@ -252,16 +255,23 @@ class _Sweep:
         self._answered = time.monotonic()
 
     def _retried(self, flight: Flight, entrypoint: str) -> None:
-        """Submit; a head that has just come up is given time to be ready."""
-        deadline = time.monotonic() + self._place._start_timeout
+        """Submit, and again where the head is not ready yet or the connection breaks: Ray may have taken the job all the same."""
+        begun, again = time.monotonic(), False
         need = self._place.need(flight.job, self._cluster)
         variables = self._place.variables(flight.job, flight.job_id)
         while True:
             try:
                 return self._jobs.submit(flight.job_id, entrypoint, variables, need, flight.job.label)
-            except RuntimeError as error:
-                if _NO_AGENT not in str(error) or time.monotonic() > deadline:
+            except OSError:
+                if time.monotonic() - begun > self._place._silence_timeout:
                     raise
+                again = True
+            except RuntimeError as error:
+                if again and _TAKEN in str(error):
+                    return None
+                if _NO_AGENT not in str(error) or time.monotonic() - begun > self._place._start_timeout:
+                    raise
+            time.sleep(_POLL_SECONDS)
 
     def _job_id(self, job: Job) -> str:
         """Ray takes no id twice, so it counts attempts: those of the run, and those of Ray that never came to be one."""
@@ -328,7 +338,9 @@ class _Sweep:
     def _why_not_started(self, job: Job) -> str:
         need = {name.removeprefix("num_"): amount for name, amount in self._place.need(job, self._cluster).items()}
         asked = ", ".join(f"{name} {_told(name, amount)}" for name, amount in (need | need.pop("resources", {})).items())
-        there = ", ".join(f"{name} {_told(name, amount)}" for name, amount in sorted(self._cluster.items()))
+        with contextlib.suppress(Exception):  # a head that has just come up did not know yet
+            self._cluster = self._jobs.resources()
+        there = ", ".join(f"{name} {_told(name, amount)}" for name, amount in sorted(self._cluster.items())) or "nothing"
         return (
             f"Ray has not started it within {self._place._start_timeout:g} s (launcher.start_timeout): it asks for {asked}; "
             f"the cluster has {there} in all"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,8 +78,8 @@ class Jobs:
         return Report(info.status.value, _line(info.message or ""), info.driver_exit_code)
 
     def taken(self) -> set[str]:
-        """Ids of every job that the cluster knows; Ray takes none of them a second time."""
-        return {job.submission_id for job in bounded(_CALL_SECONDS, self._client.list_jobs) if job.submission_id}
+        """Ids of every job that the cluster knows; Ray takes none of them a second time. Raises `NotConnected`."""
+        return {job.submission_id for job in self._patiently(self._client.list_jobs) if job.submission_id}
 
     def log(self, job_id: str) -> str:
         """What Ray kept of the job's output: a shell that could not start the worker."""
@@ -92,10 +93,21 @@ class Jobs:
         bounded(_CALL_SECONDS, lambda: self._client.stop_job(job_id))
 
     def resources(self) -> dict[str, float]:
-        """What the cluster has in all: CPU, GPU, memory in bytes, and resources of its own."""
-        answer = bounded(_CALL_SECONDS, lambda: self._client._do_request("GET", "/api/cluster_status").json())
+        """What the cluster has in all: CPU, GPU, memory in bytes, and resources of its own. Raises `NotConnected`."""
+        answer = self._patiently(lambda: self._client._do_request("GET", "/api/cluster_status").json())
         usage = answer["data"]["clusterStatus"]["loadMetricsReport"]["usage"]
         return {name: float(total) for name, (_, total) in usage.items() if not name.startswith("node:")}
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """Ask again when a connection breaks: a head that has just come up, or is busy, drops some."""
+        deadline = time.monotonic() + _CALL_SECONDS
+        while True:
+            try:
+                return bounded(_CALL_SECONDS, call)
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise NotConnected(f"Ray at {self.address} does not answer: {_line(error)}") from None
+                time.sleep(0.5)
 
 
 def bounded(seconds: float, call: Callable[[], T]) -> T:

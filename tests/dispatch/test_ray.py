@@ -55,7 +55,7 @@ def _mark(run: Path) -> str:
 
 
 def _leaves_nothing(mark: str) -> None:
-    until(lambda: not marked.processes(MARK, mark), seconds=60)
+    until(lambda: not marked.processes(MARK, mark))
 
 
 # --------------------------------------------------------------------------------------------------------- a head of its own

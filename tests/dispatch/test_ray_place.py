@@ -42,9 +42,12 @@ class Cluster(Jobs):
         self.silent = False
         self.patience = 1e9
         self.stopped: set[str] = set()
+        self.hiccups: list[Exception] = []
         self.submitted: dict[str, float] = {}
 
     def submit(self, job_id: str, entrypoint: str, variables: Mapping[str, str], need: Mapping[str, Any], run: str) -> None:
+        if self.hiccups:
+            raise self.hiccups.pop(0)
         self.queue.append((job_id, entrypoint, dict(variables), need["num_cpus"]))
         self.submitted[job_id] = time.monotonic()
         self.diary.append(f"submit {job_id}, {len(self.queue)} waiting, {len(self.running)} running")
@@ -134,6 +137,31 @@ def test_only_one_job_waits_in_rays_queue(jobs: list[Job], monkeypatch: pytest.M
     results = ray_place.dispatch([_told(job, "complete") for job in jobs])
     assert all(result.state is State.COMPLETED for result in results)
     assert all(", 1 waiting," in line for line in cluster.diary), cluster.diary
+
+
+def test_a_head_that_is_not_ready_is_asked_again(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(2)
+    cluster.hiccups = [RuntimeError("No available agent to submit job"), ConnectionError("remote end closed connection")]
+    ray_place, _ = _place(cluster, monkeypatch)
+    assert ray_place.dispatch([_told(jobs[0], "complete")])[0].state is State.COMPLETED
+    cluster.hiccups = [RuntimeError("Request failed with status code 400: runtime_env is invalid")]
+    (result,) = ray_place.dispatch([_told(jobs[1], "complete")])
+    assert result.state is State.FAILED and "runtime_env is invalid" in result.message
+
+
+def test_a_job_that_was_taken_although_the_connection_broke_is_followed(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(2)
+    submit = cluster.submit
+
+    def breaking(job_id: str, *rest: Any) -> None:
+        if job_id in cluster.submitted:
+            raise RuntimeError(f"Job with submission_id {job_id} already exists.")
+        submit(job_id, *rest)
+        raise ConnectionError("remote end closed connection")
+
+    monkeypatch.setattr(cluster, "submit", breaking)
+    ray_place, _ = _place(cluster, monkeypatch)
+    assert ray_place.dispatch([_told(jobs[0], "complete")])[0].state is State.COMPLETED
 
 
 def test_a_verl_run_has_the_cluster_to_itself(jobs: list[Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def _numbers(run: Path) -> dict[str, Any]:
     def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{k: v for k, v in row.items() if k != "attempt" and not k.startswith("timing_s/")} for row in rows]
 
-    weights = sorted(path.name for path in (run / "checkpoint").glob("*.pt"))[-1]  # the name holds the sha256 of the state
+    weights = sorted(path.name for path in (run / "checkpoint").glob("update-*"))[-1]  # the name holds the sha256 of the state
     return {
         "updates": plain(records.updates),
         "batches": plain(records.batches),
@@ -115,7 +115,7 @@ def test_control_c_in_a_terminal_stops_at_an_update_and_resumes(tmp_path: Path) 
     for run in (first, second):
         records = RunRecords.load(run)
         assert not records.problems and records.first_batches and len(records.updates) >= 9
-        assert list((run / "checkpoint").glob(f"update-{len(records.updates):08d}-*.pt"))
+        assert list((run / "checkpoint").glob(f"update-{len(records.updates):08d}-*"))
     told = json.loads(pth("status", "--json", cwd=tmp_path).stdout)
     assert [run["state"] for run in told["runs"]] == ["PREEMPTED", "PREEMPTED", "QUEUED"]
     assert told["runs"][0]["update"] + 1 == len(RunRecords.load(first).updates)
