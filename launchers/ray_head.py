@@ -158,12 +158,13 @@ def _start(settings: Mapping[str, Any], scratch: str) -> tuple[subprocess.Popen[
     """``ray start``, its dashboard's address, and the file of what it prints. Raises RuntimeError with Ray's own last words."""
     for attempt in range(ATTEMPTS):
         printed, address = Path(scratch) / f"{attempt}.txt", f"http://127.0.0.1:{_free_port()}"
+        client = _free_port()
         options = {
             **settings,
             "port": 0,
             "dashboard_port": address.rpartition(":")[2],
             "dashboard_agent_listen_port": 0,  # Ray's own choice may be another cluster's, and jobs then find no agent
-            "ray_client_server_port": _free_port(),
+            "ray_client_server_port": client,
             "node_ip_address": "127.0.0.1",
             "dashboard_host": "127.0.0.1",
             "include_dashboard": "true",
@@ -189,7 +190,7 @@ def _start(settings: Mapping[str, Any], scratch: str) -> tuple[subprocess.Popen[
                 stderr=subprocess.STDOUT,
                 preexec_fn=_die_with_parent,  # and the head's processes die with theirs
             )
-        while ray.poll() is None and not _answers(address):
+        while ray.poll() is None and not (_listens(client) and _answers(address)):  # either may still fail, and end the head
             time.sleep(0.1)
         if ray.poll() is None:
             return ray, address, printed
@@ -201,6 +202,14 @@ def _start(settings: Mapping[str, Any], scratch: str) -> tuple[subprocess.Popen[
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 def _answers(address: str) -> bool:
