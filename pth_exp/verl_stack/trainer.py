@@ -135,7 +135,11 @@ class LaggedTrainer(PPOTrainer):
     def fit(self, agent_loop_manager: Any) -> None:
         if self._resumed is not None:
             self.config.trainer.val_before_train = False  # an earlier attempt has
-        super().fit(agent_loop_manager)
+        try:
+            super().fit(agent_loop_manager)
+        except RuntimeError:
+            self._inside("pth_fingerprint")  # where verl only misses responses, a dead vLLM says itself what it died of
+            raise
 
     def _save(self, done: int) -> None:
         """Write what `pth_exp.verl_stack.checkpoint` lists, unless it has been written."""
