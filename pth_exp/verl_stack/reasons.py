@@ -11,7 +11,8 @@ _PID = re.compile(r"^\s*pid: (\d+)$", re.MULTILINE)
 _DETAIL = re.compile(r"Worker exit detail: ([^.]+)")
 _HINTS = {
     "memory": "lower stack.sampler_rows, stack.micro_batch_rows or stack.gpu_memory, or give the run more memory",
-    "vllm": "vLLM's own error stands in the log, further up",
+    "enginecore": "vLLM's engine has died, or did not start; its own words stand in the log, further up",
+    "engine core": "vLLM's engine has died, or did not start; its own words stand in the log, further up",
 }
 
 

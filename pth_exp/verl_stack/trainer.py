@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import ray
+import ray.exceptions
 import torch
 import transfer_queue
 from omegaconf import DictConfig
@@ -138,8 +140,13 @@ class LaggedTrainer(PPOTrainer):
         try:
             super().fit(agent_loop_manager)
         except RuntimeError:
-            self._inside("pth_fingerprint")  # where verl only misses responses, a dead vLLM says itself what it died of
+            self._ask_vllm()
             raise
+
+    def _ask_vllm(self) -> None:
+        """Raise vLLM's own error if it has one: verl tells of samples that are missing, not why."""
+        with contextlib.suppress(ray.exceptions.GetTimeoutError):
+            ray.get([s.on_workers.remote("pth_fingerprint") for s in self.llm_server_manager.server_handles], timeout=30)
 
     def _save(self, done: int) -> None:
         """Write what `pth_exp.verl_stack.checkpoint` lists, unless it has been written."""

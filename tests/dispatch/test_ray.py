@@ -110,7 +110,7 @@ def test_a_head_that_dies_loses_its_runs_at_once_and_leaves_nothing(tmp_path: Pa
     mark = _mark(run)
     (victim,) = [p for p in marked.processes(MARK, mark) if Path(f"/proc/{p}/exe").resolve().name == part]
     os.kill(victim, signal.SIGKILL)
-    out, err = launcher.communicate(timeout=120)
+    out, err = launcher.communicate(timeout=600)
     assert launcher.returncode == 1
     found, why = state(run)
     assert found is State.LOST and why == f"the Ray head has ended: {part}, pid {victim}, a process of the Ray head, is gone", (
