@@ -38,6 +38,8 @@ START_SECONDS = 300.0
 """On a machine with two busy cores a head has taken 70 s."""
 ATTEMPTS = 3
 """Ray gives its raylet 30 s to start and then gives up."""
+_UP = "Ray runtime started"
+"""What ``ray start`` prints when the head's processes have found each other."""
 LAST_UPDATE_SECONDS = 60.0
 """What workers get to end their update in when the launcher is gone."""
 
@@ -190,7 +192,8 @@ def _start(settings: Mapping[str, Any], scratch: str) -> tuple[subprocess.Popen[
                 stderr=subprocess.STDOUT,
                 preexec_fn=_die_with_parent,  # and the head's processes die with theirs
             )
-        while ray.poll() is None and not (_listens(client) and _answers(address)):  # either may still fail, and end the head
+        # each of them may still fail, and end the head
+        while ray.poll() is None and not (_UP in printed.read_text(errors="replace") and _listens(client) and _answers(address)):
             time.sleep(0.1)
         if ray.poll() is None:
             return ray, address, printed

@@ -194,8 +194,8 @@ FAULTS = {
     "vllm_killed": Fault("vLLM's engine is killed", ["EngineDeadError"], hit=_kill("VLLM::EngineCore")),
     "gcs_killed": Fault("the run's own Ray head: GCS killed", ["Ray head is broken: its gcs_server"], hit=_kill("gcs_server")),
     "raylet_killed": Fault("the run's own Ray head: raylet killed", ["Ray head is broken: its raylet"], hit=_kill("raylet")),
-    "transfer_hangs": Fault(
-        "vLLM stops answering in mid-run (SIGSTOP): the next transfer hangs",
+    "vllm_hangs": Fault(
+        "vLLM stops answering in mid-run (SIGSTOP)",
         ["took longer than it may (stack.update_timeout=60 seconds): waiting in ", "trainer.py"],
         hit=_kill("VLLM::Worker", "VLLM::EngineCore", number=signal.SIGSTOP),
         blocks=(f"{VERL} stack.update_timeout=60", "stack=trainer updates=3"),
