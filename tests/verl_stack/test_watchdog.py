@@ -34,8 +34,7 @@ def _nested(wait: Callable[[], object]) -> Callable[[], object]:
 
 def test_what_hangs_is_ended_and_named(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Stalled) as caught, watching() as watchdog:
-        watchdog.allow(1e-3, "update 3")
-        _nested(signal.pause)()
+        _nested(lambda: (watchdog.allow(1e-3, "update 3"), signal.pause()))()  # the clock starts where it is to run out
     assert str(caught.value) == (
         "update 3 took longer than it may (stack.update_timeout=0.001 seconds): waiting in verl's update_weights "
         "(verl.checkpoint_engine.base:2), called by `` (_refresh, pth_exp.verl_stack.trainer.py:2)"
