@@ -20,6 +20,9 @@ VARIABLE = "PTH_RAY_ADDRESS"
 LOGICAL_CPUS = 16
 """That verl's processes ask for; they are not what they use."""
 SHUTDOWN_SECONDS = 30.0
+ATTEMPTS = 3
+_SLOW = "timed out during startup"
+"""What Ray says of a node that was not up within 30 s, of which a busy machine may need more."""
 
 
 def address(stack: VerlStack) -> str | None:
@@ -47,7 +50,7 @@ def joined(stack: VerlStack, device: str, environment: dict[str, str], scratch: 
         if device == "cpu":
             arguments["num_gpus"] = stack.ranks  # stand-ins: verl places its workers by GPU
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    ray.init(**arguments)
+    _init(arguments)
     for number, handler in handlers.items():
         signal.signal(number, handler)  # Ray ends the driver at once; the run stops at an update
     left = threading.Event()
@@ -61,6 +64,20 @@ def joined(stack: VerlStack, device: str, environment: dict[str, str], scratch: 
         watchdog.rest()
         left.set()
         _leave()
+
+
+def _init(arguments: dict[str, Any]) -> None:
+    """``ray.init``, and again where its own node was slow; a start that fails leaves nothing."""
+    import ray
+
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            ray.init(**arguments)
+            return
+        except Exception as error:
+            _leave()
+            if _SLOW not in str(error) or attempt == ATTEMPTS:
+                raise
 
 
 def _require_gpus(there: int, ranks: int, device: str) -> None:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,22 @@ def test_a_head_that_dies_ends_the_wait(job: tuple[VerlStack, dict[str, str], st
         (head,) = [p for p in psutil.Process().children() if p.name() == part]
         head.kill()
         signal.pause()
+
+
+def test_a_start_that_took_too_long_is_made_again(
+    job: tuple[VerlStack, dict[str, str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init, started = ray.init, list[int]()
+
+    def slow(**arguments: Any) -> None:
+        init(**arguments)
+        started.append(next(p.pid for p in psutil.Process().children() if p.name() == "raylet"))
+        if len(started) == 1:
+            raise Exception("The current node timed out during startup. This could happen because of many things.")
+
+    monkeypatch.setattr(ray, "init", slow)
+    with watching() as dog, _joined(job, dog):
+        assert [psutil.pid_exists(pid) for pid in started] == [False, True]
 
 
 def test_a_dead_process_is_named_in_one_sentence(job: tuple[VerlStack, dict[str, str], str]) -> None:
