@@ -204,10 +204,9 @@ FAULTS = {
         "the launcher is killed", ["the launcher, pid ", " is gone"], State.PREEMPTED, _kill_launcher, others=False
     ),
     "ray_learner_killed": Fault(
-        "pth_ray: the learner's process of a verl job is killed; a verl job follows on the same cluster",
+        "pth_ray: the learner's process of a verl job is killed; the cluster goes on",
         ["WorkerDict", "died"],
         hit=_kill("ray::WorkerDict"),
-        blocks=(VERL, "stack=verl updates=3"),
         options=[RAY],
     ),
     "ray_head_killed": Fault(
