@@ -398,7 +398,7 @@ def _told(name: str, amount: float) -> str:
 
 def _connect(address: str, token_env: str | None, seconds: float) -> Jobs:
     token = (os.environ.get(token_env) or None) if token_env else None
-    if token_env not in (None, "RAY_AUTH_TOKEN") and token is None:
+    if token_env not in (None, "RAY_AUTH_TOKEN") and token_env not in os.environ:
         raise refuse("launcher.token_env", token_env, "the environment has no such variable", f"export {token_env}=<the token>")
     try:
         return Jobs(address, token, seconds)
