@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import linecache
 import os
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 AGAIN_SECONDS = 30.0
 """Should whatever waits swallow the interruption, or the way out wait too, it is interrupted again."""
@@ -91,6 +93,29 @@ def place(frame: FrameType | None) -> str:
         return "code that is neither the project's nor verl's"
     line = linecache.getline(ours.f_code.co_filename, ours.f_lineno).strip()
     said = f"`{line}` ({ours.f_code.co_qualname}, {os.path.basename(ours.f_code.co_filename)}:{ours.f_lineno})"
-    if theirs is None:
-        return said
-    return f"verl's {theirs.f_code.co_qualname} ({theirs.f_globals['__name__']}:{theirs.f_lineno}), called by {said}"
+    waiting = _awaited() or ([_named(theirs)] if theirs is not None else [])
+    return f"verl's {' and '.join(waiting[:3])}, called by {said}" if waiting else said
+
+
+def _awaited() -> list[str]:
+    """The innermost functions of verl's that tasks of this thread's event loop await: they stand in no thread's stack."""
+    try:
+        tasks = asyncio.all_tasks(asyncio.get_running_loop())
+    except RuntimeError:
+        return []
+    names: set[str] = set()
+    for task in tasks:
+        innermost: str | None = None
+        awaited: Any = task.get_coro()
+        while awaited is not None:
+            frame = getattr(awaited, "cr_frame", None)
+            if frame is not None and str(frame.f_globals.get("__name__", "")).startswith("verl."):
+                innermost = _named(frame)
+            awaited = getattr(awaited, "cr_await", None)
+        if innermost is not None:
+            names.add(innermost)
+    return sorted(names)
+
+
+def _named(frame: FrameType) -> str:
+    return f"{frame.f_code.co_qualname} ({frame.f_globals['__name__']}:{frame.f_lineno})"

@@ -85,7 +85,7 @@ class Fault:
 
     Attributes:
         title: what is done.
-        blocks: of the sweep; the first is hit.
+        blocks: of the sweep, each a line of overrides or a list of them; the first is hit.
         hit: does it to a running sweep; None where the command itself is the fault.
         options: of the command.
         state: the victim's state afterwards; None where nothing starts.
@@ -97,7 +97,7 @@ class Fault:
     says: Sequence[str]
     state: State | None = State.FAILED
     hit: Callable[[Sweep], None] | None = None
-    blocks: Sequence[str] = (VERL, "stack=trainer updates=3")
+    blocks: Sequence[str | list[str]] = (VERL, "stack=trainer updates=3")
     options: Sequence[str] = ()
     environment: dict[str, str] = field(default_factory=dict)
     others: bool = True
@@ -144,7 +144,7 @@ def _remove_model(sweep: Sweep) -> None:
 
 
 RAY = "hydra/launcher=pth_ray"
-VLLM_NO = "stack.overrides=[+actor_rollout_ref.rollout.engine_kwargs.vllm.quantization=nonsense]"
+VLLM_NO = ["stack=verl", "updates=4", "stack.overrides=['actor_rollout_ref.rollout.max_num_batched_tokens=1']"]
 
 FAULTS = {
     "ray_unreachable": Fault(
@@ -178,8 +178,8 @@ FAULTS = {
     ),
     "vllm_refuses": Fault(
         "vLLM refuses a setting at its start",
-        ["quantization"],
-        blocks=(f"stack=verl updates=4 {VLLM_NO}", "stack=trainer updates=3"),
+        ["max_num_batched_tokens"],
+        blocks=(VLLM_NO, "stack=trainer updates=3"),
     ),
     "start_hangs": Fault(
         "a process stops answering during the start (SIGSTOP)",
@@ -236,7 +236,7 @@ def run(name: str, folder: Path) -> Outcome:
     model = folder / "model"
     shutil.copytree(Path(str(lifecycle.__file__)).parent / "models" / "embedded", model)
     with _head(name == "wrong_token", folder) as more:
-        blocks = json.dumps([block.replace("{model}", str(model)) for block in fault.blocks])
+        blocks = json.dumps([*fault.blocks]).replace("{model}", str(model))
         command = [
             sys.executable,
             "-P",
@@ -264,7 +264,7 @@ def run(name: str, folder: Path) -> Outcome:
             fault.hit(sweep)
             begun = time.monotonic()
         _, err = launcher.communicate()
-        if fault.state is None:
+        if fault.state is None or not (sweep.path / "index.json").exists():
             seconds, message = time.monotonic() - begun, err.strip().replace("\n", " ")
             return Outcome("refused", message, seconds, _wrong(fault, launcher.returncode, None, message))
         victim = sweep.victim

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 from collections.abc import Callable
@@ -43,6 +44,19 @@ def test_what_hangs_is_ended_and_named(capfd: pytest.CaptureFixture[str]) -> Non
         "every thread's stack is in the log"
     )
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_what_an_event_loop_awaits_is_named() -> None:
+    """A suspended coroutine stands in no thread's stack."""
+    with pytest.raises(Stalled, match=r"waiting in verl's launch \(verl.utils.ray_utils:2\), called by"), watching() as watchdog:
+
+        async def answer() -> None:
+            watchdog.allow(1e-2, "the start", "stack.start_timeout")
+            await asyncio.sleep(60)
+
+        source = "async def launch():\n    await answer()\n\ndef wrapper():\n    return run(launch())"
+        verl = _module("verl.utils.ray_utils", source, answer=answer, run=asyncio.run)
+        _module("pth_exp.verl_stack.host", "def _train():\n    return wrapper()", wrapper=verl.wrapper)._train()
 
 
 def test_an_interruption_that_is_swallowed_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
