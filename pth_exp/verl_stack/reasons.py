@@ -44,12 +44,10 @@ def reason(error: BaseException) -> str | None:
         return None
     if isinstance(found, ray.exceptions.OutOfMemoryError):
         return f"a process was ended because the machine's memory ran out: {_first(found)}; {_HINTS['memory']}"
-    if isinstance(found, ray.exceptions.RayActorError) and not isinstance(found, ray.exceptions.RayTaskError):
-        return _death(str(found))
     root = [*_causes(getattr(found, "cause", None) or found)][-1]
     if isinstance(root, ray.exceptions.RayActorError):
         return _death(str(root))
-    said = f"{type(root).__name__}: {_first(root)}" if not isinstance(root, ray.exceptions.RayTaskError) else _last(root)
+    said = _told(str(getattr(found, "traceback_str", found)))
     hint = next((hint for word, hint in _HINTS.items() if word in said.lower()), None)
     return f"{said}; {hint}" if hint else said
 
@@ -76,7 +74,9 @@ def _first(error: BaseException) -> str:
     return next((line.strip() for line in said.splitlines() if line.strip()), "")[:400]
 
 
-def _last(error: BaseException) -> str:
-    """The last line of a remote traceback is the error itself."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines or [type(error).__name__])[-1][:400]
+def _told(trace: str) -> str:
+    """The error at the end of a remote traceback: its last line that is not indented, with what is indented below it."""
+    lines = [line for line in trace.splitlines() if line.strip()]
+    start = max((i for i, line in enumerate(lines) if not line[0].isspace()), default=0)
+    name, colon, text = " ".join(" ".join(lines[start:]).split()).partition(":")
+    return f"{name.rpartition('.')[2]}{colon}{text}"[:400]

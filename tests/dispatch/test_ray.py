@@ -174,17 +174,22 @@ def test_runs_on_a_cluster_go_on_when_the_launcher_is_killed(head: Head, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("token", "says"),
+    ("variable", "token", "says"),
     [
-        ("wrong", "launcher.token_env=PTH_TEST_TOKEN: the cluster at {address} refuses the token that this variable holds"),
-        ("", "launcher.token_env=PTH_TEST_TOKEN: the cluster asks for a token, and this variable does not hold one"),
+        (TOKEN, "wrong", "the cluster at {address} refuses the token that this variable holds"),
+        (TOKEN, "", "the environment has no such variable"),
+        ("RAY_AUTH_TOKEN", "", "the cluster asks for a token, and this variable does not hold one"),
     ],
 )
-def test_a_wrong_token_is_refused_before_anything_is_written(head: Head, tmp_path: Path, token: str, says: str) -> None:
-    launcher = _start(tmp_path, *_on(head), "updates=2", **{TOKEN: token})
+def test_a_wrong_token_is_refused_before_anything_is_written(
+    head: Head, tmp_path: Path, variable: str, token: str, says: str
+) -> None:
+    settings = [f"hydra.launcher.address={head.address}", f"hydra.launcher.token_env={variable}"]
+    launcher = _start(tmp_path, *settings, "updates=2", **{variable: token})
     _, err = launcher.communicate()
     assert launcher.returncode == 2 and "pth run: refused, nothing was started" in err
-    assert says.format(address=head.address) in err and not (tmp_path / "multirun_outputs").exists()
+    assert f"launcher.token_env={variable}: {says.format(address=head.address)}" in err
+    assert not (tmp_path / "multirun_outputs").exists()
 
 
 def test_an_address_where_nothing_answers_is_refused_within_its_time(tmp_path: Path) -> None:

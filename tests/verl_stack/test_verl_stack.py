@@ -27,7 +27,7 @@ LAGGED = [update for update in range(UPDATES) if update % INTERVAL]
 def test_inside_verls_environment(verl_python: Path) -> None:
     inside = str(Path(__file__).with_name("inside"))
     command = [str(verl_python), "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", inside]
-    done = subprocess.run(command, text=True, capture_output=True, timeout=600, check=False)
+    done = subprocess.run(command, text=True, capture_output=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
