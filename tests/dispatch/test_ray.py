@@ -177,7 +177,7 @@ def test_runs_on_a_cluster_go_on_when_the_launcher_is_killed(head: Head, tmp_pat
     ("variable", "token", "says"),
     [
         (TOKEN, "wrong", "the cluster at {address} refuses the token that this variable holds"),
-        (TOKEN, "", "the environment has no such variable"),
+        (TOKEN, "", "the cluster asks for a token, and this variable does not hold one"),
         ("RAY_AUTH_TOKEN", "", "the cluster asks for a token, and this variable does not hold one"),
     ],
 )
