@@ -106,8 +106,7 @@ class Head:
             self._keeper.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._keeper.wait(LAST_UPDATE_SECONDS + 30.0)
-        segments = marked.held(MARK, self._mark, own=False)
-        marked.kill(MARK, self._mark)
+        segments = marked.end(lambda: marked.processes(MARK, self._mark))
         self._keeper.wait()
         marked.remove(segments)
         self._listener.join()
@@ -150,9 +149,7 @@ def main(settings: Mapping[str, Any]) -> int:
         _end_workers(mark, 0.0 if broken else LAST_UPDATE_SECONDS)
         return int(bool(broken))
     finally:
-        segments = marked.held(MARK, mark, Path(scratch))
-        marked.kill(MARK, mark, Path(scratch))
-        marked.remove(segments)
+        marked.remove(marked.end(lambda: marked.processes(MARK, mark, Path(scratch))))
         shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -198,7 +195,7 @@ def _start(settings: Mapping[str, Any], scratch: str) -> tuple[subprocess.Popen[
         if ray.poll() is None:
             return ray, address, printed
         sys.stderr.write(printed.read_text(errors="replace"))
-        marked.kill(MARK, os.environ[MARK])
+        marked.remove(marked.end(lambda: marked.processes(MARK, os.environ[MARK])))
     raise RuntimeError(printed.read_text(errors="replace").strip().rpartition("\n")[2] or f"ray start ended by {ray.returncode}")
 
 

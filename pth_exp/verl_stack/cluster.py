@@ -111,6 +111,6 @@ def _leave() -> None:
     shutdown = threading.Thread(target=ray.shutdown, name="ray shutdown", daemon=True)
     shutdown.start()
     shutdown.join(SHUTDOWN_SECONDS)
-    marked.kill(frozen.PATH, os.environ[frozen.PATH], Path(os.environ["TMPDIR"]))
+    left |= marked.end(lambda: marked.processes(frozen.PATH, os.environ[frozen.PATH], Path(os.environ["TMPDIR"])))
     shutdown.join(SHUTDOWN_SECONDS)
     marked.remove(left)

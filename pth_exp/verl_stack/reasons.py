@@ -70,8 +70,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _first(error: BaseException) -> str:
-    said = error.args[0] if len(error.args) > 1 and isinstance(error.args[0], str) else str(error)  # a tuple is no sentence
-    return next((line.strip() for line in said.splitlines() if line.strip()), "")[:400]
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:400]
 
 
 def _told(trace: str) -> str:

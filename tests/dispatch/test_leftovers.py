@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pth_exp import leftovers, machine
+from pth_exp import leftovers, machine, marked
 
 OWNER = """
 import os, signal, subprocess, sys
@@ -85,8 +85,8 @@ def test_what_a_killed_attempt_left_goes(tmp_path: Path, owner: Owner) -> None:
     assert len(owner.remains()) == 3, "it lives"
     owner.kill()
     assert owner.remains()[0] == str(owner.child), "its child outlives it"
-    assert owner.child in leftovers.writing_to(owner.folder)
-    own = {path for path in leftovers.mapped(owner.child) if path.exists()}
+    assert owner.child in marked.writing_to(owner.folder)
+    own = {path for path in marked.mapped(owner.child) if path.exists()}
     assert sorted(path.name[:3] for path in own) == ["psm", "sem"]
     leftovers.clear(tmp_path)
     assert owner.remains() == [] and not any(path.exists() for path in own)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from running import pth
 from test_mapping import made, mapped
 
 from pth_exp.design import flatten
@@ -77,17 +76,7 @@ def test_overrides_arrive_and_nothing_else_changes(rendered: dict[str, Any]) -> 
 def test_a_typing_error_stops_a_sweep_through_pth_run(verl_python: Path, tmp_path: Path) -> None:
     """Of three runs one, which is neither the first nor the last."""
     blocks = ["stack=verl arm=grpo", "stack=verl arm=san 'stack.overrides=[\"actor_rollout_ref.rolout.x=1\"]'", "arm=grpo"]
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "pth_exp.cli",
-        "run",
-        f"hydra.sweeper.blocks={json.dumps(blocks)}",
-        "design.gate=label",
-    ]
-    environment = {**os.environ, "PTH_VERL_PYTHON": str(verl_python)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=900, check=False)
+    done = pth(tmp_path, verl_python, "run", f"hydra.sweeper.blocks={json.dumps(blocks)}", "design.gate=label")
     assert done.returncode == 2 and "nothing was started" in done.stderr, done.stdout + done.stderr
     for part in ("arm=san", "stack.overrides=actor_rollout_ref.rolout.x=1", "did you mean actor_rollout_ref.rollout.n?"):
         assert part in done.stderr

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pth_exp import leftovers, lifecycle
+from pth_exp import leftovers, lifecycle, marked
 from pth_exp.checkpoint import CheckpointStore, update_of
 from pth_exp.lifecycle import State
 from pth_exp.records.reader import RunRecords, Sweep
@@ -99,7 +99,7 @@ def killed(verl_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Place
     note = signalled(place, launched, attempt=1, rows=KILLED, number=signal.SIGKILL)
     assert "ended by signal 9 (SIGKILL) without a last word" in finished(launched, 1)
     noted = json.loads(note)
-    assert leftovers.writing_to(Path(noted["folder"])) == []
+    assert marked.writing_to(Path(noted["folder"])) == []
     assert len(noted["segments"]) > 0
     assert [path for path in (noted["folder"], *noted["segments"]) if Path(path).exists()] == []
     return place
