@@ -21,7 +21,12 @@ def applies(run: RunRecords) -> bool:
 
 def not_measured(run: RunRecords) -> str | None:
     """What is missing of what the verdict rests on."""
-    return f"no {HELD}" if applies(run) and run.mapping(HELD) is None else None
+    if not applies(run):
+        return None
+    if run.mapping(HELD) is None:
+        return f"no {HELD}"
+    missing = [name for name in ("verl", "source") if not (run.received or {}).get("objects", {}).get(name)]
+    return f"no objects.{missing[0]} in received.yaml" if missing else None
 
 
 def faults(run: RunRecords) -> Iterator[Fault]:

@@ -12,7 +12,7 @@ import sweeps
 import yaml
 
 from pth_exp.checks import config as check_config
-from pth_exp.checks.result import Verdict
+from pth_exp.checks.result import Outcome, Verdict
 from pth_exp.records.reader import Sweep
 
 ASKED = {
@@ -116,3 +116,13 @@ def test_an_edited_file_fails_and_a_missing_one_is_no_pass(tmp_path: Path) -> No
     assert judge(run).number == "verl.yaml edited"
     (run / "verl.yaml").unlink()
     assert judge(run).number == "verl.yaml edited" and "gone" in judge(run).reason
+
+
+@pytest.mark.parametrize("name", ["verl", "source"])
+def test_what_was_built_is_not_taken_on_trust(tmp_path: Path, name: str) -> None:
+    run = verl_run(tmp_path / "sweep")
+    received = yaml.safe_load((run / "received.yaml").read_text())
+    del received["objects"][name]
+    (run / "received.yaml").write_text(yaml.safe_dump(received))
+    verdict = judge(run)
+    assert (verdict.outcome, verdict.number) == (Outcome.not_measured, f"no objects.{name} in received.yaml")
