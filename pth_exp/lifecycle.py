@@ -113,6 +113,7 @@ class Status:
         attempt: the newest attempt, ``None`` before the first.
         since: when the state was set, UTC.
         heartbeat_age: seconds since the heartbeat; ``None`` without one.
+        job_id: of the newest attempt's job, or of one that is to begin the next; ``None`` where a place has none.
     """
 
     state: State
@@ -120,6 +121,7 @@ class Status:
     attempt: Attempt | None
     since: str | None
     heartbeat_age: float | None
+    job_id: str | None = None
 
 
 def status(run_dir: Path, now: float | None = None) -> Status:
@@ -136,12 +138,13 @@ def status(run_dir: Path, now: float | None = None) -> Status:
     attempt = read_attempt(run_dir, number)
     end, age, lost = _standing(run_dir, attempt, now)
     if end is None and lost is None:
-        return Status(State.RUNNING, f"{attempt.owner()}, heartbeat {age:.0f} s ago", attempt, attempt.claimed_at, age)
+        detail = f"{attempt.owner()}, heartbeat {age:.0f} s ago"
+        return Status(State.RUNNING, detail, attempt, attempt.claimed_at, age, attempt.job_id)
     if notes and (end is None or end["state"] != State.COMPLETED):
         return _noted(notes[-1], attempt)
     if end is not None:
-        return Status(State(end["state"]), end.get("reason") or attempt.owner(), attempt, end["at"], None)
-    return Status(State.LOST, f"{attempt.owner()}: {lost}", attempt, attempt.claimed_at, age)
+        return Status(State(end["state"]), end.get("reason") or attempt.owner(), attempt, end["at"], None, attempt.job_id)
+    return Status(State.LOST, f"{attempt.owner()}: {lost}", attempt, attempt.claimed_at, age, attempt.job_id)
 
 
 def state(run_dir: Path) -> tuple[State, str]:
@@ -150,12 +153,14 @@ def state(run_dir: Path) -> tuple[State, str]:
     return found.state, found.detail
 
 
-def note(run_dir: Path, state: State, role: str, reason: str = "") -> None:
+def note(run_dir: Path, state: State, role: str, reason: str = "", job_id: str | None = None) -> None:
     """Set a state from outside an attempt: a launcher's FROZEN, QUEUED, or LOST, a worker's refusal.
 
-    It holds until the next attempt is claimed, and never hides a running or completed one.
+    It holds until the next attempt is claimed, and never hides a running or completed one. ``job_id`` is the job that a
+    launcher's QUEUED has submitted.
     """
-    append_row(_states_file(run_dir, 0), _row(state, role, reason) | {"after": newest_attempt(run_dir)})
+    row = _row(state, role, reason) | {"after": newest_attempt(run_dir)} | ({"job_id": job_id} if job_id else {})
+    append_row(_states_file(run_dir, 0), row)
 
 
 def history(run_dir: Path) -> list[dict[str, Any]]:
@@ -396,7 +401,7 @@ def _states_file(run_dir: Path, number: int) -> Path:
 
 def _noted(row: Mapping[str, Any], attempt: Attempt | None) -> Status:
     detail = row.get("reason") or f"by {row['by']}"
-    return Status(State(row["state"]), detail, attempt, row["at"], None)
+    return Status(State(row["state"]), detail, attempt, row["at"], None, row.get("job_id") or (attempt and attempt.job_id))
 
 
 def _row(state: State, role: str, reason: str) -> dict[str, Any]:
