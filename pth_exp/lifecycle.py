@@ -401,7 +401,9 @@ def _states_file(run_dir: Path, number: int) -> Path:
 
 def _noted(row: Mapping[str, Any], attempt: Attempt | None) -> Status:
     detail = row.get("reason") or f"by {row['by']}"
-    return Status(State(row["state"]), detail, attempt, row["at"], None, row.get("job_id") or (attempt and attempt.job_id))
+    return Status(
+        State(row["state"]), detail, attempt, row["at"], None, row.get("job_id") or (attempt.job_id if attempt else None)
+    )
 
 
 def _row(state: State, role: str, reason: str) -> dict[str, Any]:
