@@ -22,6 +22,9 @@ stand in for modules."""
 LOG = "log.txt"
 """A run's stdout and stderr, in its directory; attempts append."""
 
+HELD = 4
+"""A worker's exit code when another worker has the run."""
+
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -117,7 +120,7 @@ class RunResult:
     """How a run stood when its place was done with it.
 
     Attributes:
-        state: COMPLETED, FAILED, PREEMPTED, LOST; QUEUED when it never started.
+        state: COMPLETED, FAILED, PREEMPTED, LOST; QUEUED when it never started; RUNNING when another place's worker has it.
         message: one sentence.
         log_tail: the last lines of its log.
     """
@@ -145,12 +148,20 @@ def outcome(job: Job, how: str) -> RunResult:
     leftovers.clear(job.run_dir)
     tail = log_tail(job.run_dir)
     state, message = lifecycle.state(job.run_dir)
-    if state in (State.LOST, State.RUNNING):  # a worker of another machine seems to run until its heartbeat has aged
-        hint = "; the kernel does so when memory runs out" if "SIGKILL" in how else ""
+    hint = "; the kernel does so when memory runs out" if "SIGKILL" in how else ""
+    if state is State.RUNNING and how == exit_text(HELD):
+        message = f"another worker has it: {message}"
+    elif state in (State.LOST, State.RUNNING):  # a worker of another machine seems to run until its heartbeat has aged
         state, message = State.LOST, f"its worker ended by {how} without a last word{hint}"
         lifecycle.note(job.run_dir, state, "launcher", message)
     elif state in (State.FROZEN, State.QUEUED):
-        state, message = State.FAILED, tail.rpartition("\n")[2] or f"its worker ended by {how} before it began"
+        before = f"its worker ended by {how} before it began{hint}"
+        if "SIGTERM" in how or "SIGINT" in how:  # it was asked to stop before it could hear that
+            state, message = State.PREEMPTED, before
+        elif "SIGKILL" in how:
+            state, message = State.LOST, before
+        else:
+            state, message = State.FAILED, tail.rpartition("\n")[2] or before
         lifecycle.note(job.run_dir, state, "launcher", message)
     return RunResult(job.index, job.label, state, message, tail)
 

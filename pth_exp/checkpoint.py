@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,11 +36,14 @@ class CheckpointStore:
     Args:
         folder: created when needed.
         keep: older checkpoints kept beside the newest.
+        settle: called before a checkpoint is published; it makes the records last that the checkpoint goes on from, and raises
+            when another attempt has taken the run over, whose checkpoints these then are.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(self, folder: Path, keep: int, settle: Callable[[], None] = lambda: None) -> None:
         self._folder = folder.absolute()
         self._keep = keep
+        self._settle = settle
 
     @contextmanager
     def writing(self, update: int) -> Iterator[Path]:
@@ -53,6 +56,7 @@ class CheckpointStore:
         try:
             yield unfinished
             path = self._folder / f"update-{update:08d}-{_seal(unfinished)}"
+            self._settle()
             if not path.exists():  # as it does when an attempt stops where it began
                 unfinished.rename(path)
         finally:

@@ -14,6 +14,9 @@ An owner that is suspended between its check and its write can still append one 
 old attempt's own file, where readers prefer the newer attempt's row of the same update; no file is ever written by two
 attempts, except ``manifest.json``, which repeats what the other files say and from which nothing is decided.
 
+A note from outside (``states.0000.jsonl``) is appended by whoever launches or refuses the run, perhaps from two machines at once,
+which a file server may let collide: a note is for people, and nothing that a run writes rests on one.
+
 A heartbeat's age is taken against a file just touched in the same directory: both times are the file server's, so the clocks
 of machines do not matter.
 """
@@ -37,11 +40,14 @@ from pathlib import Path
 from typing import Any
 
 from pth_exp import machine
-from pth_exp.runfiles import append_row, create, read_rows, server_time, write_json
+from pth_exp.runfiles import append_row, create, read_rows, server_time, sync, write_json
 
 _ATTEMPT_FILE = re.compile(r"(\d{4,})\.json")
 _GONE = (errno.ENOENT, errno.ESTALE)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_LEFT_BY_A_KILL = re.compile(r"\.?(\d{4,})\.[0-9a-f]{8}\.heartbeat(\.json)?")
+_LOST_AFTER = 600.0
+"""Seconds; of an owner whose attempt's file cannot be read, so that nobody knows what it asked for."""
 
 
 class State(StrEnum):
@@ -91,6 +97,14 @@ class Attempt:
     heartbeat_every: float
     lost_after: float
 
+    @classmethod
+    def unreadable(cls, attempts: Path, number: int, why: str) -> Attempt:
+        """The owner of an attempt whose file a server's crash has emptied or taken: unknown but for its heartbeat."""
+        beating = sorted(attempts.glob(f"{number:04d}.*.heartbeat"), key=lambda path: path.stat().st_mtime)
+        heartbeat = beating[-1].name if beating else f"{number:04d}.heartbeat"
+        who = f"a machine that is not known ({number:04d}.json {why})"
+        return cls(number, who, 0, None, None, "unknown", None, "unknown", _utc(), heartbeat, _LOST_AFTER / 10, _LOST_AFTER)
+
     def owner(self) -> str:
         job = f", job {self.job_id}" if self.job_id else ""
         return f"attempt {self.attempt} on {self.host}, pid {self.pid}{job}"
@@ -100,7 +114,7 @@ class Attempt:
         here = machine.process_space()
         if here is None or self.process_start is None or (self.host, self.process_space) != (machine.host(), here):
             return False
-        return machine.process_start(self.pid) != self.process_start
+        return machine.is_gone(self.pid, self.process_start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +154,13 @@ def status(run_dir: Path, now: float | None = None) -> Status:
     if end is None and lost is None:
         detail = f"{attempt.owner()}, heartbeat {age:.0f} s ago"
         return Status(State.RUNNING, detail, attempt, attempt.claimed_at, age, attempt.job_id)
-    if notes and (end is None or end["state"] != State.COMPLETED):
+    if end is not None and end["state"] == State.COMPLETED:
+        notes = []
+    elif end is not None:  # what was noted before the attempt ended is out of date
+        notes = [row for row in notes if row.get("found", end["state"]) in ENDED]
+    else:  # and so is what was noted while it ran, but for a launcher's word that it did no more
+        notes = [row for row in notes if row.get("found") != State.RUNNING or row["state"] == State.LOST]
+    if notes:
         return _noted(notes[-1], attempt)
     if end is not None:
         return Status(State(end["state"]), end.get("reason") or attempt.owner(), attempt, end["at"], None, attempt.job_id)
@@ -159,15 +179,20 @@ def note(run_dir: Path, state: State, role: str, reason: str = "", job_id: str |
     It holds until the next attempt is claimed, and never hides a running or completed one. ``job_id`` is the job that a
     launcher's QUEUED has submitted.
     """
-    row = _row(state, role, reason) | {"after": newest_attempt(run_dir)} | ({"job_id": job_id} if job_id else {})
-    append_row(_states_file(run_dir, 0), row)
+    number = newest_attempt(run_dir)
+    row = _row(state, role, reason) | {"after": number}
+    if number:
+        end, _, lost = _standing(run_dir, read_attempt(run_dir, number), None)
+        row["found"] = end["state"] if end else State.LOST if lost else State.RUNNING
+    append_row(_states_file(run_dir, 0), row | ({"job_id": job_id} if job_id else {}))
 
 
 def history(run_dir: Path) -> list[dict[str, Any]]:
     """Every state the run went through, in order, with when and by whom."""
-    rows = [((row.get("after", 0), 1), row) for row in read_rows(_states_file(run_dir, 0))]
+    notes = read_rows(_states_file(run_dir, 0))
+    rows = [((row.get("after", 0), 1 if row.get("found") in (State.RUNNING, State.LOST) else 3), row) for row in notes]
     for number in range(1, newest_attempt(run_dir) + 1):
-        rows += [((number, 0), row) for row in read_rows(_states_file(run_dir, number))]
+        rows += [((number, 2 if row["state"] in ENDED else 0), row) for row in read_rows(_states_file(run_dir, number))]
     return [row for _, row in sorted(rows, key=lambda item: item[0])]
 
 
@@ -182,7 +207,7 @@ def claim(run_dir: Path, heartbeat_every: float, lost_after: float, place: str, 
     if not 0 < heartbeat_every < lost_after:
         raise LifecycleError(f"lease.heartbeat_every={heartbeat_every} must lie above 0 and below lease.lost_after={lost_after}")
     (run_dir / "attempts").mkdir(exist_ok=True)
-    previous, message = _predecessor(run_dir, newest_attempt(run_dir))
+    previous, message = _predecessor(run_dir, newest_attempt(run_dir, _newest_recorded(run_dir)))
     number = previous.attempt + 1 if previous else 1
     mine = Attempt(
         attempt=number,
@@ -201,7 +226,7 @@ def claim(run_dir: Path, heartbeat_every: float, lost_after: float, place: str, 
     heartbeat = run_dir / "attempts" / mine.heartbeat
     create(heartbeat, b"")
     if not _link(_attempt_file(run_dir, number), mine):
-        heartbeat.unlink()
+        heartbeat.unlink(missing_ok=True)
         _predecessor(run_dir, number)  # says who won
         raise LeaseHeld(f"{run_dir}: another worker claimed attempt {number} at the same moment")
     if previous is not None:
@@ -255,12 +280,12 @@ class Lease:
         except OSError as error:
             if error.errno not in _GONE:
                 raise
-        try:
-            who = read_attempt(self.run_dir, newest_attempt(self.run_dir, newer)).owner()
-        except OSError:
+        newest = newest_attempt(self.run_dir)
+        if newest < newer and not _attempt_file(self.run_dir, newer).exists():  # neither a listing nor a look has it
             raise LeaseLost(
                 f"{self.run_dir}: the heartbeat file {self._heartbeat.name} is gone; was the run's directory removed?"
-            ) from None
+            )
+        who = read_attempt(self.run_dir, max(newest, newer)).owner()
         raise LeaseLost(f"{self.run_dir}: attempt {self.attempt.attempt} was taken over by {who}; it writes nothing more")
 
     def stop_asked(self) -> str | None:
@@ -284,7 +309,9 @@ class Lease:
         self._record(state, reason)
         self._closed.set()
         self._thread.join()
-        self._heartbeat.unlink(missing_ok=True)
+        for path in (self.run_dir / "attempts").iterdir():  # its own heartbeat, and what rivals left that were killed in a claim
+            if (match := _LEFT_BY_A_KILL.fullmatch(path.name)) and int(match[1]) <= self.attempt.attempt:
+                path.unlink(missing_ok=True)
 
     def abandon(self) -> None:
         """Stop the heartbeat of a lost lease, leaving every file as it is."""
@@ -321,8 +348,20 @@ def newest_attempt(run_dir: Path, at_least: int = 0) -> int:
     return max([at_least, *(int(m[1]) for name in names if (m := _ATTEMPT_FILE.fullmatch(name)))])
 
 
+def _newest_recorded(run_dir: Path) -> int:
+    """Number of the newest attempt that has set a state, should a server's crash have taken the attempt's own file."""
+    return max((int(path.name.split(".")[1]) for path in run_dir.glob("states.*.jsonl")), default=0)
+
+
 def read_attempt(run_dir: Path, number: int) -> Attempt:
-    return Attempt(**json.loads(_attempt_file(run_dir, number).read_text()))
+    """Who runs an attempt, as far as its file says."""
+    path = _attempt_file(run_dir, number)
+    try:
+        return Attempt(**json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return Attempt.unreadable(path.parent, number, "is gone")
+    except (ValueError, TypeError) as error:
+        return Attempt.unreadable(path.parent, number, f"is damaged: {error}" if path.stat().st_size else "is empty")
 
 
 def _predecessor(run_dir: Path, number: int) -> tuple[Attempt | None, str | None]:
@@ -358,7 +397,9 @@ def _pulse(run_dir: Path, attempt: Attempt, now: float | None) -> tuple[float | 
     try:
         with (run_dir / "attempts" / attempt.heartbeat).open("rb") as file:  # opening revalidates what a client has cached
             beat = os.fstat(file.fileno()).st_mtime
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
         return None, "its heartbeat file is gone"
     age = max(0.0, (server_time(run_dir / "attempts") if now is None else now) - beat)
     if attempt.owner_is_gone():
@@ -375,12 +416,16 @@ def _stop_file(run_dir: Path, job_id: str) -> Path:
 def _link(target: Path, attempt: Attempt) -> bool:
     """Create an attempt's file if nobody has; true when it is ours."""
     finished = target.with_name(f".{attempt.heartbeat}.json")
-    create(finished, (json.dumps(dataclasses.asdict(attempt), indent=2) + "\n").encode())
+    content = (json.dumps(dataclasses.asdict(attempt), indent=2) + "\n").encode()
+    create(finished, content)
     try:
         os.link(finished, target)
+        sync(target.parent)
         return True
     except FileExistsError:
-        return finished.stat().st_nlink == 2  # a server may have linked it and its answer got lost
+        return target.read_bytes() == content  # a server may have linked it and its answer got lost
+    except FileNotFoundError:  # a newer attempt has ended, and cleared away what it took for a killed rival's
+        return False
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
@@ -388,7 +433,7 @@ def _link(target: Path, attempt: Attempt) -> bool:
             f"{target.parent}: this file system has no hard links, which the lease needs; use another directory"
         ) from error
     finally:
-        finished.unlink()
+        finished.unlink(missing_ok=True)
 
 
 def _attempt_file(run_dir: Path, number: int) -> Path:

@@ -48,6 +48,18 @@ def process_start(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
+def is_gone(pid: int, start: int) -> bool:
+    """Whether the process with this pid and `process_start` has ended. False where the kernel hides other users' processes."""
+    found = process_start(pid)
+    if found is None:
+        with contextlib.suppress(ProcessLookupError):
+            try:
+                os.kill(pid, 0)
+            except PermissionError:
+                return False
+    return found != start
+
+
 def cores() -> int:
     """Cores this process may use: its CPU affinity, bounded by its control group's quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -25,6 +25,15 @@ def create(path: Path, content: bytes) -> None:
         os.fsync(fd)
 
 
+def sync(folder: Path) -> None:
+    """Force what a folder lists to the disk itself."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Replace a JSON file in one step."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")

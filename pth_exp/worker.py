@@ -3,8 +3,9 @@
 The worker composes nothing. It applies the frozen environment, verifies the frozen file and the inputs that it names, takes
 the run's lease, runs the stack, and verifies what the stack drew.
 
-Exit codes: 0 completed; 1 failed; 2 refused (bad input, a changed input, a run that is completed or held by another worker);
-3 preempted: stopped at an update boundary by SIGTERM or SIGINT, with a checkpoint from which the next attempt goes on.
+Exit codes: 0 completed; 1 failed; 2 refused (bad input, a changed input, a run that is completed); 3 preempted: stopped at an
+update boundary by SIGTERM or SIGINT, with a checkpoint from which the next attempt goes on, or before it began; 4 another worker
+has the run: it was running it already, or has taken it over.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from types import FrameType
 from typing import Any
 
 from pth_exp import freeze, lifecycle
-from pth_exp.lifecycle import Lease, LeaseLost, LifecycleError, State
+from pth_exp.lifecycle import Lease, LeaseHeld, LeaseLost, LifecycleError, State
 from pth_exp.redraw import RedrawError, verify_first_batches
 from pth_exp.refusal import Refusal
 
-COMPLETED, FAILED, REFUSED, PREEMPTED = 0, 1, 2, 3
+COMPLETED, FAILED, REFUSED, PREEMPTED, HELD = 0, 1, 2, 3, 4
 
 STACKS = {"trainer": "pth_exp.trainer.loop:run", "verl": "pth_exp.verl_stack.host:run"}
 """Name of a stack to its ``run(config, recorder, checkpoints, should_stop)``, which returns ``completed`` or ``preempted``."""
@@ -71,6 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.update(frozen.environment)
         freeze.verify_inputs(frozen)
         config = frozen.config
+        if stop.asked():  # nothing was begun that would have to be ended in order
+            if lifecycle.state(run_dir)[0] not in (State.RUNNING, State.COMPLETED):
+                lifecycle.note(run_dir, State.PREEMPTED, "worker", f"{stop.reason} before it began")
+            print(f"preempted: {stop.reason} before it began", file=sys.stderr)
+            return PREEMPTED
         lease = lifecycle.claim(
             run_dir,
             heartbeat_every=config.lease.heartbeat_every,
@@ -78,6 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             place=os.environ.get("PTH_PLACE", "by hand"),
             job_id=os.environ.get("PTH_JOB_ID") or os.environ.get("SLURM_JOB_ID"),
         )
+    except LeaseHeld as error:
+        _say_refused(error)
+        return HELD
     except LifecycleError as error:
         return _say_refused(error)
     except (freeze.FrozenError, Refusal, ValueError) as error:
@@ -94,20 +103,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _attempt(lease: Lease, frozen: freeze.FrozenRun, stop: Stop) -> int:
     """Run the stack under the lease; every way out but a lost lease or a dead file system ends in a state."""
     try:
+        return _in_a_state(lease, frozen, stop)
+    except LeaseLost as lost:
+        lease.abandon()
+        print(f"error: {lost}", file=sys.stderr)
+        return HELD
+
+
+def _in_a_state(lease: Lease, frozen: freeze.FrozenRun, stop: Stop) -> int:
+    try:
         state, reason = _run(lease, frozen, stop)
         lease.end(state, reason)
         print(f"{state.lower()}{f': {reason}' if reason else ''}", file=sys.stderr)
         return _EXITS[state]
-    except LeaseLost as lost:
-        lease.abandon()
-        print(f"error: {lost}", file=sys.stderr)
-        return FAILED
+    except LeaseLost:
+        raise
     except KeyboardInterrupt:
         reason = f"{stop.reason}, then SIGINT once more: no checkpoint was written; the last one holds"
         lease.end(State.PREEMPTED, reason)
         print(reason, file=sys.stderr)
         return PREEMPTED
     except BaseException as error:  # whatever a stack raises, SystemExit included, the run has to be seen to have failed
+        lease.check()  # who takes a run over also takes the files from under the one before
         if _is_bad_input(error) or isinstance(error, RedrawError):
             print(f"error: {error}", file=sys.stderr)
             lease.end(State.FAILED, str(error))
@@ -129,6 +146,8 @@ def _run(lease: Lease, frozen: freeze.FrozenRun, stop: Stop) -> tuple[State, str
         stop.reason = stop.reason or lease.stop_asked()
         return stop.asked()
 
+    if should_stop():  # rather than load a model first
+        return State.PREEMPTED, stop.reason or ""
     stack = _stack(frozen.config.stack.name)
     with RunRecorder(lease.run_dir, lease.attempt.attempt, lease.check) as recorder:
         outcome = stack(frozen.config, recorder, lease.run_dir / "checkpoint", should_stop)

@@ -18,6 +18,7 @@ from typing import Any, Self
 import yaml
 
 from pth_exp.records.fields import EXTRA, KINDS, segment_name
+from pth_exp.runfiles import sync
 
 Row = Mapping[str, Any]
 
@@ -87,6 +88,16 @@ class RunRecorder:
         path = self._run_dir / file
         self._write_beside(path, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)).replace(path)
 
+    def settle(self) -> None:
+        """Force every row to the disk itself, so that no machine's crash takes rows which a checkpoint counts as written.
+
+        Raises when another attempt has taken the run over.
+        """
+        for descriptor in self._segments.values():
+            os.fsync(descriptor)
+        sync(self._run_dir)
+        self._still_mine()
+
     def close(self) -> None:
         """Closes the segments. Rows are safe without it."""
         for descriptor in self._segments.values():
@@ -121,7 +132,10 @@ class RunRecorder:
 
     def _write_beside(self, path: Path, text: str) -> Path:
         temporary = path.with_name(f".{path.name}.{self._attempt}.tmp")
-        temporary.write_text(text)
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         return temporary
 
 

@@ -42,7 +42,7 @@ def run(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: C
     parts = build(config)
     learner, sampler = parts.learner, parts.sampler
     queue: ReplayQueue[Rollout] = ReplayQueue(config.queue, config.replay_age)
-    store = CheckpointStore(checkpoints, parts.stack.keep_checkpoints)
+    store = CheckpointStore(checkpoints, parts.stack.keep_checkpoints, recorder.settle)
     first_batches: list[list[str]] = []
     recorder.received(received(parts))
 

@@ -77,7 +77,7 @@ def _train(
 
     transfer_queue.init(verl.transfer_queue)
     try:
-        store = CheckpointStore(checkpoints, stack.keep_checkpoints)
+        store = CheckpointStore(checkpoints, stack.keep_checkpoints, recorder.settle)
         trainer = LaggedTrainer(verl, config, recording, before_update, store)
         trainer.init()
         leftovers.note_segments(checkpoints.parent, cluster.segments())

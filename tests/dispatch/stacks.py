@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pth_exp import lifecycle
+from pth_exp.checkpoint import CheckpointStore
 from pth_exp.records.writer import RunRecorder
 from pth_exp.redraw import first_batches
 from pth_exp.schema import Config
@@ -86,11 +87,23 @@ def ends_strangely(config: Config, recorder: RunRecorder, checkpoints: Path, sho
 
 def is_taken_over(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Stop) -> str:
     """Loses its lease to another attempt, as if it had been suspended for an hour."""
-    run_dir = checkpoints.parent
     recorder.update({"update": 0})
+    _take_over(checkpoints.parent)
+    recorder.update({"update": 1})
+    return "completed"
+
+
+def is_taken_over_in_a_checkpoint(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Stop) -> str:
+    store = CheckpointStore(checkpoints, 1, recorder.settle)
+    with store.writing(1) as folder:
+        _take_over(checkpoints.parent)
+        store.newest()  # as the new owner does
+        (folder / "state.pt").write_text("late")
+    return "completed"
+
+
+def _take_over(run_dir: Path) -> None:
     heartbeat = next((run_dir / "attempts").glob("0001.*.heartbeat"))
     old = time.time() - 3600
     os.utime(heartbeat, (old, old))
     lifecycle.claim(run_dir, heartbeat_every=5.0, lost_after=60.0, place="elsewhere", job_id=None)
-    recorder.update({"update": 1})
-    return "completed"

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pth_exp.checkpoint import MANIFEST, CheckpointStore, is_due, update_of
+from pth_exp.lifecycle import LeaseLost
 
 FILES = ("state.json", "actor/rank_0.pt", "actor/rank_1.pt", "sampler/worker_0.pt")
 
@@ -55,6 +56,24 @@ def test_the_number_of_checkpoints_is_bounded(tmp_path: Path, keep: int) -> None
     for update in range(12):
         save(store, update)
     assert listed(tmp_path) == [f"update-{update:08d}" for update in range(11 - keep, 12)]
+
+
+def test_nothing_is_published_before_the_records_are_settled_or_after_the_run_was_taken_over(tmp_path: Path) -> None:
+    """Who has lost the run neither adds a checkpoint nor removes those that its new owner goes on from."""
+    save(CheckpointStore(tmp_path, keep=0), 3)
+    seen: list[list[str]] = []
+
+    def settle() -> None:
+        seen.append(sorted(path.name[:15] for path in tmp_path.glob("update-*")))
+        if len(seen) > 1:
+            raise LeaseLost("taken over")
+
+    store = CheckpointStore(tmp_path, 0, settle)
+    save(store, 5)
+    with pytest.raises(LeaseLost):
+        save(store, 7)
+    assert seen == [["update-00000003"], ["update-00000005"]]
+    assert listed(tmp_path) == ["update-00000005"]
 
 
 def test_the_same_state_once_more_is_one_checkpoint(tmp_path: Path) -> None:

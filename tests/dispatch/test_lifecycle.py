@@ -263,6 +263,86 @@ def test_a_torn_state_is_passed_over(run_dir: Path) -> None:
     assert state(run_dir) == (State.LOST, "killed by signal 9")
 
 
+def _beat_at(run_dir: Path, attempt: lifecycle.Attempt, seconds_ago: float) -> None:
+    then = lifecycle.server_time(run_dir) - seconds_ago
+    os.utime(run_dir / "attempts" / attempt.heartbeat, (then, then))
+
+
+def test_what_was_noted_while_an_attempt_ran_does_not_hide_how_it_ended(run_dir: Path, owner: Callable[..., Owner]) -> None:
+    """A second launcher queues a run that another's worker has just claimed."""
+    lease = _take(run_dir)
+    note(run_dir, State.QUEUED, "launcher")
+    lease.end(State.FAILED, "out of ideas")
+    assert state(run_dir) == (State.FAILED, "out of ideas")
+    assert [row["state"] for row in lifecycle.history(run_dir)] == ["RUNNING", "QUEUED", "FAILED"]
+    second = owner(run_dir)
+    assert second.answer() == ("claimed", 2)
+    note(run_dir, State.QUEUED, "launcher")
+    second.signal(signal.SIGKILL)
+    _until(lambda: state(run_dir)[0] is not State.RUNNING)
+    assert state(run_dir)[0] is State.LOST
+    note(run_dir, State.QUEUED, "launcher")
+    assert state(run_dir)[0] is State.QUEUED
+
+
+def test_a_launcher_s_word_that_a_worker_elsewhere_died_holds_once_its_heartbeat_has_aged(run_dir: Path) -> None:
+    lease = _take(run_dir, 60.0)
+    lease.abandon()
+    path = run_dir / "attempts" / "0001.json"
+    path.write_text(json.dumps(dataclasses.asdict(dataclasses.replace(lease.attempt, host="elsewhere"))))
+    note(run_dir, State.LOST, "launcher", "its worker ended by signal 9")
+    assert state(run_dir)[0] is State.RUNNING
+    _beat_at(run_dir, lease.attempt, 61)
+    assert state(run_dir) == (State.LOST, "its worker ended by signal 9")
+
+
+@pytest.mark.parametrize("content", [b"", b'{"attempt": 1, "ho', b"[]", None])
+def test_an_attempt_s_file_that_a_crash_has_emptied_is_judged_by_its_heartbeat(run_dir: Path, content: bytes | None) -> None:
+    lease = _take(run_dir)
+    path = run_dir / "attempts" / "0001.json"
+    if content is None:
+        path.unlink()
+        named = "0001.json is gone"
+    else:
+        path.write_bytes(content)
+        named = "0001.json is (empty|damaged)"
+        assert state(run_dir)[0] is State.RUNNING
+    with pytest.raises(LeaseHeld, match=named):
+        _take(run_dir)
+    lease.abandon()
+    _beat_at(run_dir, lease.attempt, 601)
+    second = _take(run_dir)
+    assert second.attempt.attempt == 2 and re.search(f"took over from attempt 1 .*{named}", second.took_over or "")
+    with pytest.raises(LeaseLost):
+        lease.check()
+    second.describe({})
+    second.end(State.COMPLETED)
+    assert state(run_dir)[0] is State.COMPLETED
+
+
+def test_what_rivals_left_that_were_killed_in_a_claim_goes_with_the_end(run_dir: Path) -> None:
+    lease = _take(run_dir)
+    attempts = run_dir / "attempts"
+    for name in ("0001.0a1b2c3d.heartbeat", ".0001.0a1b2c3d.heartbeat.json", "0002.0a1b2c3d.heartbeat"):
+        (attempts / name).touch()
+    lease.end(State.PREEMPTED)
+    assert sorted(path.name for path in attempts.iterdir()) == ["0001.json", "0002.0a1b2c3d.heartbeat"]
+
+
+def test_a_process_that_the_kernel_hides_is_not_taken_for_dead(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """hidepid: another user's /proc/PID is not there, and a signal to it is not permitted."""
+    lease = _take(run_dir)
+
+    def refused(pid: int, number: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(machine, "process_start", lambda pid: None)
+    assert state(run_dir)[0] is State.LOST
+    monkeypatch.setattr(os, "kill", refused)
+    assert state(run_dir)[0] is State.RUNNING
+    lease.abandon()
+
+
 @pytest.mark.slow
 def test_of_many_rivals_exactly_one_wins_each_time(run_dir: Path, owner: Callable[..., Owner]) -> None:
     """100 races of 5 processes for one directory, the winner of each ended, killed or suspended at random before the next."""

@@ -19,13 +19,13 @@ from frozen_sweeps import alive, runs_of, until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pth_exp import freeze, machine
+from pth_exp import freeze, machine, worker
 from pth_exp.launchers import place
 from pth_exp.launchers.local import LocalPlace
-from pth_exp.launchers.place import Job, RunResult, conclude
+from pth_exp.launchers.place import Job, RunResult, conclude, exit_text
 from pth_exp.launchers.progress import PlainProgress, Tail, duration
 from pth_exp.launchers.slots import GIB, Running, Slots, held
-from pth_exp.lifecycle import State, history, note, state
+from pth_exp.lifecycle import State, claim, history, note, state
 from pth_exp.refusal import Refusal
 
 WORKER = Path(__file__).with_name("instant_worker.py")
@@ -78,6 +78,29 @@ def test_a_worker_that_never_took_its_run_failed(jobs: list[Job]) -> None:
     (result,) = LocalPlace(stream=io.StringIO()).dispatch([_told(jobs[0], "refuse")])
     assert (result.state, result.message) == (State.FAILED, "refused: not today")
     assert state(jobs[0].run_dir) == (State.FAILED, "refused: not today")
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("signal 15 (SIGTERM)", State.PREEMPTED),  # stopped by its launcher before it could hear that
+        ("signal 9 (SIGKILL)", State.LOST),
+        ("exit code 1", State.FAILED),
+    ],
+)
+def test_a_worker_that_ended_before_it_began(jobs: list[Job], how: str, told: State) -> None:
+    note(jobs[0].run_dir, State.QUEUED, "launcher")
+    result = place.outcome(jobs[0], how)
+    assert result.state is told and result.message.startswith(f"its worker ended by {how} before it began")
+    assert state(jobs[0].run_dir) == (told, result.message)
+
+
+def test_a_run_that_another_s_worker_has_is_told_as_running(jobs: list[Job]) -> None:
+    lease = claim(jobs[0].run_dir, heartbeat_every=5.0, lost_after=60.0, place="elsewhere", job_id=None)
+    result = place.outcome(jobs[0], exit_text(worker.HELD))
+    assert result.state is State.RUNNING and result.message.startswith("another worker has it: attempt 1 on ")
+    lease.end(State.FAILED, "it had to be")
+    assert state(jobs[0].run_dir) == (State.FAILED, "it had to be")
 
 
 def test_a_run_whose_directory_cannot_be_written_fails_alone(jobs: list[Job]) -> None:
