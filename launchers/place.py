@@ -123,6 +123,7 @@ class RunResult:
         state: COMPLETED, FAILED, PREEMPTED, LOST; QUEUED when it never started; RUNNING when another place's worker has it.
         message: one sentence.
         log_tail: the last lines of its log.
+        submitted: its job goes on, and nobody waits for it here.
     """
 
     index: int
@@ -130,6 +131,7 @@ class RunResult:
     state: State
     message: str
     log_tail: str
+    submitted: bool = False
 
 
 class Place(Protocol):
@@ -168,15 +170,20 @@ def outcome(job: Job, how: str) -> RunResult:
 
 def conclude(results: Sequence[RunResult], sweep_dir: Path, stream: TextIO) -> int:
     """Say how a sweep ended, each run that did not complete by name with the last lines of its log; the exit code, 0 or 1."""
-    bad = [result for result in results if result.state is not State.COMPLETED]
+    submitted = sum(result.submitted for result in results)
+    ended = [result for result in results if not result.submitted]
+    bad = [result for result in ended if result.state is not State.COMPLETED]
     for result in bad:
         if result.state is State.QUEUED:
             continue
         print(f"\n[{result.index}] {result.label}: {result.state}: {result.message}", file=stream)
         for line in result.log_tail.splitlines():
             print(f"    | {line}", file=stream)
-    counts = ", ".join(f"{n} {state.lower()}" for state in State if (n := sum(r.state is state for r in results)))
-    print(f"\n{len(results)} run{'s' * (len(results) != 1)}: {counts}. Records: {sweep_dir}", file=stream)
+    counts = [f"{n} {state.lower()}" for state in State if (n := sum(r.state is state for r in ended))]
+    counts += [f"{submitted} submitted"] * bool(submitted)
+    print(f"\n{len(results)} run{'s' * (len(results) != 1)}: {', '.join(counts)}. Records: {sweep_dir}", file=stream)
+    if submitted:
+        print(f"See where they stand with: pth status {sweep_dir}", file=stream)
     if bad:
         print(f"Go on with: pth resume {sweep_dir}", file=stream)
     return 1 if bad else 0

@@ -15,6 +15,7 @@ from pth_exp.schema import nearest
 PLACES = {
     "pth_local": "pth_exp.launchers.local:LocalPlace",
     "pth_ray": "pth_exp.launchers.ray:RayPlace",
+    "pth_slurm": "pth_exp.launchers.slurm:SlurmPlace",
 }
 """Name of a launcher to its place, whose arguments are the settings in ``conf/hydra/launcher/<name>.yaml``."""
 

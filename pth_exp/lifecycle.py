@@ -173,13 +173,13 @@ def state(run_dir: Path) -> tuple[State, str]:
     return found.state, found.detail
 
 
-def note(run_dir: Path, state: State, role: str, reason: str = "", job_id: str | None = None) -> None:
+def note(run_dir: Path, state: State, role: str, reason: str = "", job_id: str | None = None, after: int | None = None) -> None:
     """Set a state from outside an attempt: a launcher's FROZEN, QUEUED, or LOST, a worker's refusal.
 
     It holds until the next attempt is claimed, and never hides a running or completed one. ``job_id`` is the job that a
-    launcher's QUEUED has submitted.
+    launcher's QUEUED has submitted; ``after`` the newest attempt before it did, where the job may have begun since.
     """
-    number = newest_attempt(run_dir)
+    number = newest_attempt(run_dir) if after is None else after
     row = _row(state, role, reason) | {"after": number}
     if number:
         end, _, lost = _standing(run_dir, read_attempt(run_dir, number), None)

@@ -128,10 +128,10 @@ def hydra_over(config_dir: str | None) -> Iterator[Hydra]:
 def _register_plugins() -> None:
     """Hydra scans folders for plug-ins, and an editable install has none to scan for ours."""
     plugins = Plugins.instance()
-    from hydra_plugins.pth_exp.launchers import PthDryRun, PthLocal, PthRay
+    from hydra_plugins.pth_exp.launchers import PthDryRun, PthLocal, PthRay, PthSlurm
     from hydra_plugins.pth_exp.sweepers import BlocksSweeper
 
-    for plugin in (PthDryRun, PthLocal, PthRay, BlocksSweeper):
+    for plugin in (PthDryRun, PthLocal, PthRay, PthSlurm, BlocksSweeper):
         plugins.register(plugin)
 
 

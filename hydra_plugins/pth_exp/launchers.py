@@ -50,6 +50,12 @@ class PthRay(_Freezing):
     name = "pth_ray"
 
 
+class PthSlurm(_Freezing):
+    """Jobs of a SLURM cluster."""
+
+    name = "pth_slurm"
+
+
 class PthDryRun(Launcher):
     """Composes and checks every run and prints it; starts nothing."""
 

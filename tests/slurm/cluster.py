@@ -47,7 +47,7 @@ SlurmdSpoolDir={folder}/%n
 SlurmdPidFile={folder}/%n.pid
 SlurmdLogFile={folder}/%n.log
 """
-NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 CoresPerSocket=4 RealMemory=20000 State=UNKNOWN\n"
+NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 CoresPerSocket=4 RealMemory=20000\n"
 PARTITIONS = """\
 PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=9 PreemptMode=OFF

@@ -1,0 +1,288 @@
+"""Runs as jobs of a SLURM cluster: a job array a sweep, submitted through submitit."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import queue
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from pth_exp import lifecycle
+from pth_exp.interpreters import NoInterpreter
+from pth_exp.launchers import slurm_client
+from pth_exp.launchers.interrupts import explain, signals_into
+from pth_exp.launchers.place import Job, RunResult, outcome
+from pth_exp.launchers.progress import Progress, progress
+from pth_exp.launchers.slurm_client import Queued, SlurmError
+from pth_exp.launchers.slurm_job import SlurmRun
+from pth_exp.launchers.slurm_settings import SlurmSettings
+from pth_exp.lifecycle import State
+from pth_exp.refusal import refuse
+
+INSTALL = "pip install 'pth-exp[slurm]'"
+FOLDER = "slurm"
+"""In the sweep's directory: what submitit writes, and what jobs print beside their runs' logs."""
+MOST_IN_AN_ARRAY = 1000
+"""SLURM's own limit, MaxArraySize, is 1001 unless a cluster says otherwise."""
+_REFRESH_SECONDS = 0.5
+
+Event = signal.Signals | dict[str, Queued] | SlurmError
+
+
+@dataclass(slots=True)
+class Flight:
+    """A run whose job SLURM has."""
+
+    job: Job
+    job_id: str
+    started: bool = False
+    reason: str = ""
+
+
+class SlurmPlace:
+    """Every run a job, all of a sweep one array; what becomes of them is read from the queue and from the runs' directories.
+
+    Ctrl-C asks running workers to stop at their next update, with a checkpoint, and takes waiting jobs back; a second one cancels
+    all. When the terminal goes, or this process is killed, the jobs go on, and `pth resume` follows them again.
+
+    The settings are those of ``conf/hydra/launcher/pth_slurm.yaml``. Raises ``Refusal`` for a value that cannot work, and for
+    what this cluster's sbatch refuses.
+    """
+
+    def __init__(self, stream: TextIO | None = None, **settings: Any) -> None:
+        if importlib.util.find_spec("submitit") is None:
+            remedy = f"{INSTALL}; or let `pth sbatch` write a script that needs no submitit"
+            raise refuse("hydra/launcher", "pth_slurm", "needs submitit, which is not installed here", remedy)
+        self._settings = SlurmSettings(**settings)
+        if absent := slurm_client.missing():
+            why = f"needs SLURM's commands, and {', '.join(absent)} cannot be found"
+            raise refuse("hydra/launcher", "pth_slurm", why, "start it on a login node of the cluster")
+        self._stream = stream or sys.stdout
+        try:
+            probe = Job(0, "probe", Path(), Path(), "", device="cpu")
+            slurm_client.would_take(_flags(self._settings.options(probe)))
+        except SlurmError as error:
+            remedy = f"correct one of launcher.{', '.join(_ASKED)}, additional_parameters"
+            raise refuse("launcher", _told(settings), f"sbatch refuses it: {error}", remedy) from None
+
+    def dispatch(self, runs: Sequence[Job]) -> list[RunResult]:
+        """Submit the runs and wait for them, unless ``wait`` is false; results in the order given."""
+        if not runs:
+            return []
+        with progress(runs, self._stream) as shown:
+            flights, results = self._adopt(runs, shown)
+            flying = {flight.job.index for flight in flights}
+            for jobs in self._arrays([run for run in runs if run.index not in flying]):
+                try:
+                    flights += self._submit(jobs, shown)
+                except (SlurmError, NoInterpreter) as error:
+                    results |= {job.index: _failed(job, str(error)) for job in jobs}
+            if self._settings.wait:
+                results |= _Sweep(flights, _name(runs[0]), self._settings.poll_seconds, shown).fly()
+        submitted = {f.job.index: RunResult(f.job.index, f.job.label, State.QUEUED, f"job {f.job_id}", "", True) for f in flights}
+        return [(submitted | results)[run.index] for run in runs]
+
+    def _adopt(self, runs: Sequence[Job], shown: Progress) -> tuple[list[Flight], dict[int, RunResult]]:
+        """Follow the jobs of an earlier launch that still wait, or run, instead of submitting theirs again."""
+        waiting = waiting_jobs([run.run_dir for run in runs])
+        flights = [Flight(run, waiting[run.run_dir]) for run in runs if run.run_dir in waiting]
+        for flight in flights:
+            shown.message(f"[{flight.job.index}] {flight.job.label}  job {flight.job_id} is in the queue already; following it")
+        return flights, {}
+
+    def _arrays(self, runs: Sequence[Job]) -> Iterable[list[Job]]:
+        """Runs that ask for the same, in portions that one array holds."""
+        alike: dict[str, list[Job]] = {}
+        for run in runs:
+            alike.setdefault(repr((self._settings.options(run), self._settings.step(run))), []).append(run)
+        for jobs in alike.values():
+            for first in range(0, len(jobs), MOST_IN_AN_ARRAY):
+                yield jobs[first : first + MOST_IN_AN_ARRAY]
+
+    def _submit(self, jobs: Sequence[Job], shown: Progress) -> list[Flight]:
+        """Raises `SlurmError`, `NoInterpreter`."""
+        import submitit
+
+        folder = jobs[0].run_dir.parent / FOLDER
+        work = [run_of(job, self._settings) for job in jobs]
+        executor = submitit.SlurmExecutor(folder=folder, python=shlex.join([sys.executable, "-P"]))
+        options = self._settings.options(jobs[0])
+        executor.update_parameters(
+            job_name=_name(jobs[0]),
+            time=options.pop("time"),
+            signal_delay_s=self._settings.signal_delay_s,
+            setup=list(self._settings.setup) or None,
+            srun_args=self._settings.step(jobs[0])[1:],
+            array_parallelism=self._settings.array_parallelism or len(jobs),
+            stderr_to_stdout=True,
+            additional_parameters={name: value for name, value in options.items() if name != "signal"},
+        )
+        attempts = [lifecycle.newest_attempt(job.run_dir) for job in jobs]
+        try:
+            with executor.batch():
+                submitted = [executor.submit(run) for run in work]
+        except Exception as error:
+            raise SlurmError(f"sbatch did not take the job: {_last_line(error)}") from error
+        flights = [Flight(job, handle.job_id) for job, handle in zip(jobs, submitted, strict=True)]
+        for flight, attempt in zip(flights, attempts, strict=True):
+            lifecycle.note(flight.job.run_dir, State.QUEUED, "launcher", job_id=flight.job_id, after=attempt)
+        array = submitted[0].job_id.partition("_")[0]
+        asked = ", ".join(f"{name} {value}" for name, value in self._settings.options(jobs[0]).items() if name in _SHOWN)
+        shown.message(f"submitted {len(jobs)} run{'s' * (len(jobs) != 1)} as job {array}: each {asked}")
+        return flights
+
+
+class _Sweep:
+    """The flight of a sweep's jobs."""
+
+    def __init__(self, flights: Sequence[Flight], name: str, poll_seconds: float, shown: Progress) -> None:
+        self._flying = {flight.job_id: flight for flight in flights}
+        self._name, self._poll_seconds, self._shown = name, poll_seconds, shown
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._results: dict[int, RunResult] = {}
+        self._interrupts = 0
+        self._silent = ""
+        self._done = threading.Event()
+
+    def fly(self) -> dict[int, RunResult]:
+        """Results of the runs that have ended, or were never started; the others go on without this process."""
+        with signals_into(self._events):
+            threading.Thread(target=self._poll, name="slurm poller", daemon=True).start()
+            try:
+                while self._flying:
+                    try:
+                        event = self._events.get(timeout=_REFRESH_SECONDS)
+                    except queue.Empty:
+                        self._shown.refresh()
+                        continue
+                    if event is signal.SIGHUP:
+                        break
+                    self._hear(event)
+            finally:
+                self._done.set()
+        return self._results
+
+    def _poll(self) -> None:
+        """Ask for the queue; a thread, because a controller that is down answers late."""
+        while True:
+            try:
+                self._events.put(slurm_client.queue([*self._flying], self._name))
+            except SlurmError as error:
+                self._events.put(error)
+            if self._done.wait(self._poll_seconds):
+                return
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, SlurmError):
+            if str(event) != self._silent:
+                self._silent = str(event)
+                self._shown.message(f"SLURM does not answer: {event}; the jobs go on, asking again")
+        elif isinstance(event, signal.Signals):
+            self._interrupt(event)
+        else:
+            self._silent = ""
+            for flight in [*self._flying.values()]:
+                self._look(flight, event.get(flight.job_id))
+
+    def _look(self, flight: Flight, queued: Queued | None) -> None:
+        state = lifecycle.state(flight.job.run_dir)[0]
+        if state is not State.QUEUED and not flight.started and not (queued and queued.waits):
+            flight.started = True
+            self._shown.start(flight.job)
+        if queued is None:
+            if state is not State.RUNNING:  # a controller forgets a job some minutes after its end, never before
+                self._end(flight, outcome(flight.job, "a job that SLURM no longer knows"))
+        elif queued.ended:
+            self._end(flight, self._outcome(flight, queued))
+        elif queued.reason != flight.reason and queued.waits:
+            flight.reason = queued.reason
+            if queued.reason not in _PATIENCE:
+                self._shown.message(f"[{flight.job.index}] {flight.job.label}  job {flight.job_id} waits: {queued.reason}")
+
+    def _outcome(self, flight: Flight, queued: Queued) -> RunResult:
+        hint = _HINTS.get(queued.state, "")
+        result = outcome(flight.job, f"SLURM's {queued.state}{hint}")
+        if queued.state == "CANCELLED" and result.state is State.PREEMPTED:
+            return RunResult(result.index, result.label, result.state, "cancelled in SLURM, with a checkpoint", result.log_tail)
+        return result
+
+    def _interrupt(self, received: signal.Signals) -> None:
+        self._interrupts += 1
+        flights = [*self._flying.values()]
+        started = [flight for flight in flights if flight.started]
+        if self._interrupts == 1:
+            cancelled = [flight.job_id for flight in flights if not flight.started]
+            for flight in started:
+                lifecycle.ask_to_stop(flight.job.run_dir, flight.job_id, f"{received.name} received by the launcher")
+        else:
+            cancelled = [flight.job_id for flight in flights]
+        try:
+            slurm_client.cancel(cancelled)
+        except SlurmError as error:
+            self._shown.message(f"could not be cancelled: {error}")
+        self._shown.message(explain(received, self._interrupts, len(started)))
+
+    def _end(self, flight: Flight, result: RunResult) -> None:
+        del self._flying[flight.job_id]
+        self._results[flight.job.index] = result
+        if not flight.started:
+            self._shown.start(flight.job)
+        self._shown.end(flight.job, result)
+
+
+def run_of(job: Job, settings: SlurmSettings) -> SlurmRun:
+    """What a job of SLURM executes for a run. Raises `NoInterpreter`."""
+    return SlurmRun(job.run_dir, settings.command(job), job.variables("slurm"), os.getcwd(), settings.requeue)
+
+
+def waiting_jobs(run_dirs: Sequence[Path]) -> dict[Path, str]:
+    """Jobs that SLURM has for runs that are not running: queued, or requeued. Raises `SlurmError` when it does not answer."""
+    noted = {run_dir: status.job_id for run_dir in run_dirs if (status := lifecycle.status(run_dir)).state in _MAY_WAIT}
+    ids = {run_dir: job_id for run_dir, job_id in noted.items() if slurm_client.is_job_id(job_id) and job_id is not None}
+    if not ids:
+        return {}
+    known = slurm_client.queue(ids.values(), _sweep_name(run_dirs[0].parent))
+    return {run_dir: job_id for run_dir, job_id in ids.items() if job_id in known and not known[job_id].ended}
+
+
+def _name(job: Job) -> str:
+    return _sweep_name(job.run_dir.parent)
+
+
+def _sweep_name(sweep: Path) -> str:
+    return f"pth-{sweep.resolve().name}"
+
+
+def _failed(job: Job, why: str) -> RunResult:
+    lifecycle.note(job.run_dir, State.FAILED, "launcher", why)
+    return RunResult(job.index, job.label, State.FAILED, why, "")
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
+
+
+def _told(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={settings[name]}" for name in _ASKED if settings.get(name) is not None)
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+_MAY_WAIT = (State.QUEUED, State.PREEMPTED)
+_ASKED = ("partition", "account", "qos", "constraint", "nodes", "cpus_per_task", "gpus_per_node", "mem_gb", "timeout_min")
+_SHOWN = ("partition", "nodes", "cpus-per-task", "gpus-per-node", "mem", "time")
+_PATIENCE = ("", "Priority", "Resources", "JobArrayTaskLimit", "BeginTime", "None", "Cleaning")
+"""Reasons to wait that pass by themselves."""
+_HINTS = {
+    "TIMEOUT": "; an update and a checkpoint must fit between the warning and the end: give launcher.signal_delay_s more",
+    "OUT_OF_MEMORY": "; give launcher.mem_gb more",
+}
