@@ -141,9 +141,9 @@ class FreezingLauncher:
         return [self._returned(result) for result in results]
 
     def _returned(self, result: RunResult) -> JobReturn:
-        """To a sweeper a run that was submitted, and is not waited for, has not failed."""
+        """To a sweeper a run that nobody waits for here has not failed."""
         composed = self.plan.planned[result.index].composed
-        completed = result.submitted or result.state is State.COMPLETED
+        completed = result.left or result.state is State.COMPLETED
         returned = JobReturn(overrides=composed.overrides, status=JobStatus.COMPLETED if completed else JobStatus.FAILED)
         returned.return_value = None if completed else RunsFailed(f"{result.label}: {result.state}: {result.message}")
         return returned

@@ -123,7 +123,7 @@ class RunResult:
         state: COMPLETED, FAILED, PREEMPTED, LOST; QUEUED when it never started; RUNNING when another place's worker has it.
         message: one sentence.
         log_tail: the last lines of its log.
-        submitted: its job goes on, and nobody waits for it here.
+        left: nobody waits for it here: QUEUED, its job goes on; FROZEN, nothing was started.
     """
 
     index: int
@@ -131,7 +131,7 @@ class RunResult:
     state: State
     message: str
     log_tail: str
-    submitted: bool = False
+    left: bool = False
 
 
 class Place(Protocol):
@@ -168,10 +168,12 @@ def outcome(job: Job, how: str) -> RunResult:
     return RunResult(job.index, job.label, state, message, tail)
 
 
+_LEFT = {State.QUEUED: "submitted", State.FROZEN: "frozen"}
+
+
 def conclude(results: Sequence[RunResult], sweep_dir: Path, stream: TextIO) -> int:
     """Say how a sweep ended, each run that did not complete by name with the last lines of its log; the exit code, 0 or 1."""
-    submitted = sum(result.submitted for result in results)
-    ended = [result for result in results if not result.submitted]
+    ended = [result for result in results if not result.left]
     bad = [result for result in ended if result.state is not State.COMPLETED]
     for result in bad:
         if result.state is State.QUEUED:
@@ -180,10 +182,13 @@ def conclude(results: Sequence[RunResult], sweep_dir: Path, stream: TextIO) -> i
         for line in result.log_tail.splitlines():
             print(f"    | {line}", file=stream)
     counts = [f"{n} {state.lower()}" for state in State if (n := sum(r.state is state for r in ended))]
-    counts += [f"{submitted} submitted"] * bool(submitted)
+    left = {result.state for result in results if result.left}
+    counts += [f"{sum(r.left and r.state is state for r in results)} {_LEFT[state]}" for state in left]
     print(f"\n{len(results)} run{'s' * (len(results) != 1)}: {', '.join(counts)}. Records: {sweep_dir}", file=stream)
-    if submitted:
+    if State.QUEUED in left:
         print(f"See where they stand with: pth status {sweep_dir}", file=stream)
+    if State.FROZEN in left:
+        print(f"Start them with: pth resume {sweep_dir} --launcher NAME, or pth sbatch {sweep_dir}", file=stream)
     if bad:
         print(f"Go on with: pth resume {sweep_dir}", file=stream)
     return 1 if bad else 0

@@ -13,6 +13,7 @@ from pth_exp.refusal import refuse
 from pth_exp.schema import nearest
 
 PLACES = {
+    "pth_freeze": "pth_exp.launchers.freeze_only:FreezeOnly",
     "pth_local": "pth_exp.launchers.local:LocalPlace",
     "pth_ray": "pth_exp.launchers.ray:RayPlace",
     "pth_slurm": "pth_exp.launchers.slurm:SlurmPlace",
@@ -24,14 +25,19 @@ def open_place(name: str, settings: Mapping[str, Any]) -> Place:
     """Raises Refusal for an unknown place or setting, and for settings that cannot work."""
     if name not in PLACES:
         raise refuse("launcher", name, f"is no place{nearest(name, PLACES)}", f"choose one of {', '.join(PLACES)}")
+    module, _, place = PLACES[name].partition(":")
+    opened: Place = getattr(importlib.import_module(module), place)(**checked_settings(name, settings))
+    return opened
+
+
+def checked_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of a place, the given ones over its YAML's. Raises Refusal for one that it does not have."""
     known = default_settings(name)
     for setting in settings:
         if setting not in known:
             why = f"is no setting of {name}{nearest(setting, known)}"
-            raise refuse(f"launcher.{setting}", settings[setting], why, f"its settings are {', '.join(known)}")
-    module, _, place = PLACES[name].partition(":")
-    opened: Place = getattr(importlib.import_module(module), place)(**{**known, **settings})
-    return opened
+            raise refuse(f"launcher.{setting}", settings[setting], why, f"its settings are {', '.join(known) or 'none'}")
+    return {**known, **settings}
 
 
 def default_settings(name: str) -> dict[str, Any]:

@@ -30,7 +30,9 @@ def main(arguments: Sequence[str]) -> int:
         "words", nargs="*", metavar="[SWEEP] [launcher.SETTING=VALUE ...]",
         help="a sweep's directory, the latest sweep by default; settings other than those that it was launched with",
     )  # fmt: skip
-    parser.add_argument("--launcher", metavar="NAME", help="where to run: pth_local, pth_ray; where it was launched by default")
+    parser.add_argument(
+        "--launcher", metavar="NAME", help="where to run: pth_local, pth_slurm, pth_ray; where it was launched by default"
+    )
     parser.add_argument("--failed", action="store_true", help="only runs that failed or were lost")
     parser.add_argument("--only", metavar="RUN", action="append", help="only this run: its number, or a pattern of its label")
     parser.add_argument("--slots", type=int, help="runs at a time; as many as cores or GPUs allow by default")
@@ -39,9 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     from pth_exp.launchers.place import Job, RunResult, conclude
 
     try:
-        sweep = find_sweep(_sweep(asked.words))
+        sweep = find_sweep(named_sweep(asked.words))
         place = _place(sweep, asked)
-        entries = _chosen(read_index(sweep)["runs"], asked.only)
+        entries = chosen(read_index(sweep)["runs"], asked.only)
     except (NothingToRead, Refusal) as error:
         print(f"pth resume: {error}", file=sys.stderr)
         return 2
@@ -67,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     return conclude(refused + place.dispatch(jobs), sweep, sys.stderr) or int(running)
 
 
-def _sweep(words: Sequence[str]) -> Path | None:
+def named_sweep(words: Sequence[str]) -> Path | None:
     """The sweep among the words of the command line. Raises Refusal for a second one."""
     sweeps = [word for word in words if not word.startswith("launcher.")]
     if len(sweeps) > 1:
@@ -75,28 +77,36 @@ def _sweep(words: Sequence[str]) -> Path | None:
     return Path(sweeps[0]) if sweeps else None
 
 
-def _place(sweep: Path, asked: argparse.Namespace) -> Place:
-    """The place that the sweep was launched on, or the one asked for. Raises Refusal when it cannot be opened."""
+def named_settings(words: Sequence[str]) -> dict[str, Any]:
+    """The settings ``launcher.NAME=VALUE`` among the words, their values as YAML reads them. Raises Refusal for one without."""
     import yaml
 
+    settings = {}
+    for word in words:
+        key, given, value = word.partition("=")
+        if key.startswith("launcher."):
+            if not given:
+                raise refuse(key, "", "has no value", f"write {key}=VALUE")
+            settings[key.removeprefix("launcher.")] = yaml.safe_load(value)
+    return settings
+
+
+def _place(sweep: Path, asked: argparse.Namespace) -> Place:
+    """The place that the sweep was launched on, or the one asked for. Raises Refusal when it cannot be opened."""
     from pth_exp.launchers.places import open_place
     from pth_exp.launchers.sweep_dir import launched_on
 
     name, settings = launched_on(sweep)
     if asked.launcher not in (None, name):
         name, settings = asked.launcher, {}
-    chosen = {}
-    for word in asked.words:
-        key, given, value = word.partition("=")
-        if key.startswith("launcher."):
-            if not given:
-                raise refuse(key, "", "has no value", f"write {key}=VALUE")
-            chosen[key.removeprefix("launcher.")] = yaml.safe_load(value)
+    if name == "pth_freeze":  # a sweep that was only frozen is started here
+        name = "pth_local"
     flags = {"slots": asked.slots, "memory_per_run_gb": asked.memory_per_run_gb}
-    return open_place(name, {**settings, **chosen, **{key: value for key, value in flags.items() if value is not None}})
+    given = named_settings(asked.words) | {key: value for key, value in flags.items() if value is not None}
+    return open_place(name, {**settings, **given})
 
 
-def _chosen(entries: Sequence[Entry], only: Sequence[str] | None) -> Sequence[Entry]:
+def chosen(entries: Sequence[Entry], only: Sequence[str] | None) -> Sequence[Entry]:
     """The runs named; raises NothingToRead for a name that no run has."""
     if only is None:
         return entries

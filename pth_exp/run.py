@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import pth_exp.conf
 from pth_exp import extensions, store
+from pth_exp.launchers import stock
 from pth_exp.launchers.composing import refuse_without_option
 from pth_exp.refusal import Objection, Refusal, refuse
 
@@ -128,10 +129,10 @@ def hydra_over(config_dir: str | None) -> Iterator[Hydra]:
 def _register_plugins() -> None:
     """Hydra scans folders for plug-ins, and an editable install has none to scan for ours."""
     plugins = Plugins.instance()
-    from hydra_plugins.pth_exp.launchers import PthDryRun, PthLocal, PthRay, PthSlurm
+    from hydra_plugins.pth_exp.launchers import PthDryRun, PthFreeze, PthLocal, PthRay, PthSlurm
     from hydra_plugins.pth_exp.sweepers import BlocksSweeper
 
-    for plugin in (PthDryRun, PthLocal, PthRay, PthSlurm, BlocksSweeper):
+    for plugin in (PthDryRun, PthFreeze, PthLocal, PthRay, PthSlurm, BlocksSweeper):
         plugins.register(plugin)
 
 
@@ -160,6 +161,9 @@ def _sweep(hydra: Hydra, args: argparse.Namespace) -> None:
     job is composed; and RUN mode, which would bypass the launcher, does not exist."""
     overrides = _overrides(args.overrides)
     _check(overrides)
+    for override in overrides:
+        if override.key_or_group == "hydra/launcher" and override.value() in stock.INSTEAD:  # installed or not
+            raise stock.refused(str(override.value()), args.overrides)
     refuse_without_option([o for o in overrides if not o.is_hydra_override() and _is_group(hydra, o)])
     shown = args.dry_run or args.cfg is not None
     if shown:
@@ -173,7 +177,7 @@ def _sweep(hydra: Hydra, args: argparse.Namespace) -> None:
     launcher = str(config.hydra.launcher.get("_target_"))
     if not launcher.startswith("hydra_plugins.pth_exp."):
         name = config.hydra.runtime.choices["hydra/launcher"]
-        raise refuse("hydra/launcher", name, "does not freeze runs before it starts them", "use one whose name begins with pth_")
+        raise stock.refused(str(name), args.overrides)
     sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=_never, config=config)
     sweeper.sweep(arguments=[str(o.input_line) for o in overrides if not o.is_hydra_override()])
 

@@ -56,6 +56,12 @@ class PthSlurm(_Freezing):
     name = "pth_slurm"
 
 
+class PthFreeze(_Freezing):
+    """No place: every run is frozen, none is started."""
+
+    name = "pth_freeze"
+
+
 class PthDryRun(Launcher):
     """Composes and checks every run and prints it; starts nothing."""
 

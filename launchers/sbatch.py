@@ -1,0 +1,89 @@
+"""A plain sbatch script for a sweep: for clusters on which submitit cannot be used. It needs SLURM and this package, no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pth_exp.launchers.place import Job
+from pth_exp.launchers.slurm_job import SlurmRun, this_job
+from pth_exp.launchers.slurm_settings import SlurmSettings
+from pth_exp.refusal import refuse
+
+RUNS = "runs.json"
+"""Beside the script: what each task of the array executes."""
+
+
+def write(jobs: Sequence[Job], settings: SlurmSettings, sweep: Path, folder: Path) -> Path:
+    """Write ``job.sh`` and what it reads into ``folder``; the script's path. Raises Refusal, ``NoInterpreter``."""
+    alike = {repr((settings.options(job), settings.step(job))) for job in jobs}
+    if len(alike) > 1:
+        why = "its runs ask SLURM for different things, and a job array asks once"
+        remedy = "write a script for each kind with --only, or give launcher.cpus_per_task, gpus_per_node and mem_gb for all"
+        raise refuse("sweep", sweep, why, remedy)
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = {str(job.index): _as_json(job, settings) for job in jobs}
+    (folder / RUNS).write_text(json.dumps(runs, indent=1) + "\n")
+    script = folder / "job.sh"
+    script.write_text("\n".join(_lines(jobs, settings, sweep, folder)) + "\n")
+    return script
+
+
+def _lines(jobs: Sequence[Job], settings: SlurmSettings, sweep: Path, folder: Path) -> Iterator[str]:
+    most = f"%{settings.array_parallelism}" if settings.array_parallelism else ""
+    options: Mapping[str, Any] = {
+        "job-name": f"pth-{sweep.resolve().name}",
+        "array": ranges([job.index for job in jobs]) + most,
+        "output": str(folder.absolute() / "%A_%a.out"),
+        **settings.options(jobs[0]),
+    }
+    yield "#!/bin/bash"
+    for name, value in options.items():
+        yield f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={_quoted(str(value))}"
+    yield ""
+    yield from settings.setup
+    step = shlex.join(["srun", *settings.step(jobs[0])])
+    entry = shlex.join([sys.executable, "-P", "-m", "pth_exp.launchers.sbatch", str((folder / RUNS).absolute())])
+    yield f"{step} {entry}"
+
+
+def _quoted(value: str) -> str:
+    return value if all(letter.isalnum() or letter in "-_./%,:@=[]" for letter in value) else f'"{value}"'
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """As SLURM writes them: ``0-3,7``."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def _as_json(job: Job, settings: SlurmSettings) -> dict[str, Any]:
+    return {
+        "run_dir": str(job.run_dir.absolute()),
+        "command": settings.command(job),
+        "variables": job.variables("slurm"),
+        "folder": os.getcwd(),
+        "requeue": settings.requeue,
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """A task of the array: execute its run."""
+    runs = json.loads(Path(arguments[0]).read_text())
+    run = runs[os.environ["SLURM_ARRAY_TASK_ID"]]
+    print(f"job {this_job()}: {run['run_dir']}", flush=True)
+    return SlurmRun(**{**run, "run_dir": Path(run["run_dir"])}).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
