@@ -86,10 +86,11 @@ class SlurmPlace:
                     results |= {job.index: _failed(job, str(error)) for job in jobs}
             if self._settings.wait:
                 results |= _Sweep(flights, _name(runs[0]), self._settings.poll_seconds, shown).fly()
-        submitted = {
-            f.job.index: RunResult(f.job.index, f.job.label, State.QUEUED, f"job {f.job_id}", "", left=True) for f in flights
-        }
-        return [(submitted | results)[run.index] for run in runs]
+        ids = {flight.job.index: flight.job_id for flight in flights}
+        return [
+            results.get(run.index) or RunResult(run.index, run.label, State.QUEUED, f"job {ids[run.index]}", "", left=True)
+            for run in runs
+        ]
 
     def _adopt(self, runs: Sequence[Job], shown: Progress) -> tuple[list[Flight], dict[int, RunResult]]:
         """Follow the jobs of an earlier launch that still wait, or run, instead of submitting theirs again."""

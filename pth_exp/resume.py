@@ -30,9 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         "words", nargs="*", metavar="[SWEEP] [launcher.SETTING=VALUE ...]",
         help="a sweep's directory, the latest sweep by default; settings other than those that it was launched with",
     )  # fmt: skip
-    parser.add_argument(
-        "--launcher", metavar="NAME", help="where to run: pth_local, pth_slurm, pth_ray; where it was launched by default"
-    )
+    parser.add_argument("--launcher", metavar="NAME", help="pth_local, pth_slurm or pth_ray; where it was launched by default")
     parser.add_argument("--failed", action="store_true", help="only runs that failed or were lost")
     parser.add_argument("--only", metavar="RUN", action="append", help="only this run: its number, or a pattern of its label")
     parser.add_argument("--slots", type=int, help="runs at a time; as many as cores or GPUs allow by default")
