@@ -76,8 +76,13 @@ class SlurmPlace:
         """Submit the runs and wait for them, unless ``wait`` is false; results in the order given."""
         if not runs:
             return []
+        results: dict[int, RunResult] = {}
         with progress(runs, self._stream) as shown:
-            flights, results = self._adopt(runs, shown)
+            try:
+                flights = self._adopt(runs, shown)
+            except SlurmError as error:
+                why = f"nothing was submitted: {error}"
+                return [RunResult(run.index, run.label, lifecycle.state(run.run_dir)[0], why, "") for run in runs]
             flying = {flight.job.index for flight in flights}
             for jobs in self._arrays([run for run in runs if run.index not in flying]):
                 try:
@@ -92,13 +97,13 @@ class SlurmPlace:
             for run in runs
         ]
 
-    def _adopt(self, runs: Sequence[Job], shown: Progress) -> tuple[list[Flight], dict[int, RunResult]]:
-        """Follow the jobs of an earlier launch that still wait, or run, instead of submitting theirs again."""
+    def _adopt(self, runs: Sequence[Job], shown: Progress) -> list[Flight]:
+        """Follow the jobs of an earlier launch that still wait instead of submitting theirs again. Raises `SlurmError`."""
         waiting = waiting_jobs([run.run_dir for run in runs])
         flights = [Flight(run, waiting[run.run_dir]) for run in runs if run.run_dir in waiting]
         for flight in flights:
             shown.message(f"[{flight.job.index}] {flight.job.label}  job {flight.job_id} is in the queue already; following it")
-        return flights, {}
+        return flights
 
     def _arrays(self, runs: Sequence[Job]) -> Iterable[list[Job]]:
         """Runs that ask for the same, in portions that one array holds."""

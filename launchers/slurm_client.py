@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 _SECONDS = 120.0
 """A client keeps asking a controller that does not answer for about a minute and a half."""
-PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
+PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun")
 _JOB_ID = re.compile(r"\d+(_\d+)?")
 _ENDED = frozenset(
     ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"]
 )  # fmt: skip
 _UNKNOWN = "Invalid job id"
+_NO_SUCH_NODE = "Requested node configuration is not available"
 
 
 class SlurmError(RuntimeError):
@@ -93,8 +94,16 @@ def fate(job_id: str) -> str:
 
 
 def would_take(options: Sequence[str]) -> None:
-    """Raises `SlurmError` if sbatch would refuse these options."""
-    call(["sbatch", "--test-only", *options, "--wrap=true"])
+    """Raises `SlurmError` if sbatch would refuse these options.
+
+    While nodes are down, a test of sbatch's takes them for missing; sbatch itself takes the job, which waits for them.
+    """
+    try:
+        call(["sbatch", "--test-only", *options, "--wrap=true"])
+    except SlurmError as error:
+        if _NO_SUCH_NODE in str(error) and call(["sinfo", "--noheader", "--states=down,drain,fail,maint", "--format=%n"]).strip():
+            return
+        raise
 
 
 def call(command: Sequence[str]) -> str:

@@ -132,6 +132,7 @@ class _Worker:
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
         self.received.append(number)
+        os.write(1, f"{signal.Signals(number).name} received: the run is to checkpoint at its next update and stop\n".encode())
         if self._process is not None:
             self._process.terminate()
 
