@@ -1,4 +1,7 @@
-"""Checkpoints: folders, written whole or not at all, verified when read."""
+"""Checkpoints: folders, written whole or not at all, verified when read.
+
+On disk a run has at most its newest checkpoint, ``keep`` older ones, and the one that is being written.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from pth_exp import disk
+
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
@@ -20,6 +25,7 @@ MANIFEST = "manifest.json"
 
 _NAME = re.compile(r"update-(\d+)-([0-9a-f]{64})")
 _UNFINISHED, _DAMAGED = ".tmp", ".damaged"
+_BLOCK = 4096
 
 
 def is_due(done: int, every: int | None, updates: int) -> bool:
@@ -49,16 +55,27 @@ class CheckpointStore:
     def writing(self, update: int) -> Iterator[Path]:
         """A folder to be filled with the state of a run that has done ``update`` updates, by this process or any other.
 
-        When the block ends the checkpoint is published and the oldest ones go; when it raises, nothing has happened.
+        When the block ends the checkpoint is published and the oldest ones go; when it raises, nothing has happened. Raises
+        `disk.DiskFull` before the block when the disk has no room for one of the last one's size, or when it fills up.
         """
+        doing = f"the checkpoint of update {update}"
         unfinished = self._folder / f".update-{update}.{os.getpid()}{_UNFINISHED}"
-        unfinished.mkdir(parents=True)
+        for last in self._newest_first()[:1]:
+            disk.require(self._folder, _size(last), doing)
         try:
+            with disk.explained(self._folder, doing):
+                unfinished.mkdir(parents=True)
             yield unfinished
-            path = self._folder / f"update-{update:08d}-{_seal(unfinished)}"
+            sealed = _seal(unfinished)
             self._settle()
+            path = self._folder / f"update-{update:08d}-{sealed}"
             if not path.exists():  # as it does when an attempt stops where it began
                 unfinished.rename(path)
+        except Exception as error:
+            # torch does not say why it could not write; another process's error may not say it either
+            if disk.is_full(error) or (unfinished.is_dir() and not disk.has_room(unfinished)):
+                raise disk.explain(error, self._folder, doing) from error
+            raise
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
         _sync(self._folder)
@@ -71,11 +88,18 @@ class CheckpointStore:
         """The newest intact checkpoint, or None; to be called before any is written.
 
         A damaged one is set aside, with a warning in the log, until the next is written. What killed attempts left is removed.
+        Raises RuntimeError for one that the file system fails to read: it may come back, so it is not given up.
         """
         for unfinished in self._folder.glob(f".*{_UNFINISHED}"):
             shutil.rmtree(unfinished)
         for path in self._newest_first():
-            wrong = _damage(path)
+            try:
+                wrong = _damage(path)
+            except OSError as error:
+                raise RuntimeError(
+                    f"checkpoint {path} cannot be read: {error}; resume when the disk answers again, or remove that folder to go "
+                    "on from the checkpoint before"
+                ) from error
             if wrong is None:
                 return path
             path.rename(path.with_name(path.name + _DAMAGED))
@@ -105,10 +129,10 @@ def _seal(folder: Path) -> str:
 
 
 def _damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint; None: nothing."""
+    """What is wrong with a checkpoint; None: nothing. Raises OSError when it cannot be told."""
     try:
         content = (checkpoint / MANIFEST).read_bytes()
-    except OSError as error:
+    except FileNotFoundError as error:
         return f"{MANIFEST}: {error.strerror}"
     found = hashlib.sha256(content).hexdigest()
     if not checkpoint.name.endswith(found):
@@ -122,6 +146,11 @@ def _damage(checkpoint: Path) -> str | None:
         if held[name] != expected[name]:
             return f"{name} has sha256 {held[name]} and should have {expected[name]}"
     return None
+
+
+def _size(folder: Path) -> int:
+    """Bytes that a folder's files take, in whole blocks."""
+    return sum(-(-path.stat().st_size // _BLOCK) * _BLOCK for path in folder.rglob("*") if path.is_file())
 
 
 def _hashes(folder: Path) -> dict[str, str]:

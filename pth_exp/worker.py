@@ -11,6 +11,7 @@ has the run: it was running it already, or has taken it over.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import logging
 import os
@@ -22,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pth_exp import freeze, lifecycle
+from pth_exp import disk, freeze, lifecycle
 from pth_exp.lifecycle import Lease, LeaseHeld, LeaseLost, LifecycleError, State
 from pth_exp.redraw import RedrawError, verify_first_batches
 from pth_exp.refusal import Refusal
@@ -75,15 +76,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if stop.asked():  # nothing was begun that would have to be ended in order
             if lifecycle.state(run_dir)[0] not in (State.RUNNING, State.COMPLETED):
                 lifecycle.note(run_dir, State.PREEMPTED, "worker", f"{stop.reason} before it began")
-            print(f"preempted: {stop.reason} before it began", file=sys.stderr)
+            _say(f"preempted: {stop.reason} before it began")
             return PREEMPTED
-        lease = lifecycle.claim(
-            run_dir,
-            heartbeat_every=config.lease.heartbeat_every,
-            lost_after=config.lease.lost_after,
-            place=os.environ.get("PTH_PLACE", "by hand"),
-            job_id=os.environ.get("PTH_JOB_ID") or os.environ.get("SLURM_JOB_ID"),
-        )
+        disk.require(run_dir, 2 * disk.Reserve.SIZE, "the first files of an attempt")
+        with disk.explained(run_dir, "the first files of an attempt"):
+            lease = lifecycle.claim(
+                run_dir,
+                heartbeat_every=config.lease.heartbeat_every,
+                lost_after=config.lease.lost_after,
+                place=os.environ.get("PTH_PLACE", "by hand"),
+                job_id=os.environ.get("PTH_JOB_ID") or os.environ.get("SLURM_JOB_ID"),
+            )
+    except disk.DiskFull as full:
+        _say(f"error: {full}")
+        return FAILED
     except LeaseHeld as error:
         _say_refused(error)
         return HELD
@@ -106,32 +112,60 @@ def _attempt(lease: Lease, frozen: freeze.FrozenRun, stop: Stop) -> int:
         return _in_a_state(lease, frozen, stop)
     except LeaseLost as lost:
         lease.abandon()
-        print(f"error: {lost}", file=sys.stderr)
+        _say(f"error: {lost}")
         return HELD
 
 
 def _in_a_state(lease: Lease, frozen: freeze.FrozenRun, stop: Stop) -> int:
+    reserve = disk.Reserve(lease.run_dir)
+
+    def end(state: State, reason: str = "") -> None:
+        try:
+            lease.end(state, reason)
+        except OSError as error:
+            if not disk.is_full(error):
+                raise
+            reserve.give_back()
+            lease.end(state, reason)
+
     try:
+        reserve.take()
         state, reason = _run(lease, frozen, stop)
-        lease.end(state, reason)
-        print(f"{state.lower()}{f': {reason}' if reason else ''}", file=sys.stderr)
+        end(state, reason)
+        _say(f"{state.lower()}{f': {reason}' if reason else ''}")
         return _EXITS[state]
     except LeaseLost:
         raise
     except KeyboardInterrupt:
         reason = f"{stop.reason}, then SIGINT once more: no checkpoint was written; the last one holds"
-        lease.end(State.PREEMPTED, reason)
-        print(reason, file=sys.stderr)
+        end(State.PREEMPTED, reason)
+        _say(reason)
         return PREEMPTED
     except BaseException as error:  # whatever a stack raises, SystemExit included, the run has to be seen to have failed
         lease.check()  # who takes a run over also takes the files from under the one before
+        if disk.is_full(error):
+            full = disk.explain(error, lease.run_dir, "a file of the run")
+            reserve.give_back()
+            if not isinstance(error, disk.DiskFull):
+                _say(traceback.format_exc())
+            end(State.FAILED, str(full))
+            _say(f"error: {full}")
+            return FAILED
         if _is_bad_input(error) or isinstance(error, RedrawError):
-            print(f"error: {error}", file=sys.stderr)
-            lease.end(State.FAILED, str(error))
+            _say(f"error: {error}")
+            end(State.FAILED, str(error))
             return FAILED if isinstance(error, RedrawError) else REFUSED
-        traceback.print_exc()
-        lease.end(State.FAILED, f"{type(error).__name__}: {error}".strip(": "))
+        _say(traceback.format_exc())
+        end(State.FAILED, f"{type(error).__name__}: {error}".strip(": "))
         return FAILED
+    finally:
+        reserve.give_back()
+
+
+def _say(text: str) -> None:
+    """Into the log, which may lie on a full disk: what it has no room for must not change how a run ends."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr)
 
 
 def _run(lease: Lease, frozen: freeze.FrozenRun, stop: Stop) -> tuple[State, str]:
@@ -139,7 +173,8 @@ def _run(lease: Lease, frozen: freeze.FrozenRun, stop: Stop) -> tuple[State, str
     from pth_exp.records.writer import RunRecorder
 
     hashes = {"frozen_sha256": frozen.sha256, "config_id": frozen.config_id, "inputs": frozen.inputs}
-    lease.describe({"format": 1, "run": frozen.run} | hashes | provenance())
+    with disk.explained(lease.run_dir, "manifest.json"):
+        lease.describe({"format": 1, "run": frozen.run} | hashes | provenance())
 
     def should_stop() -> bool:
         lease.check()
@@ -179,7 +214,7 @@ def _is_bad_input(error: BaseException) -> bool:
 
 
 def _say_refused(error: Exception) -> int:
-    print(f"refused: {error}", file=sys.stderr)
+    _say(f"refused: {error}")
     return REFUSED
 
 

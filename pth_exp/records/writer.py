@@ -1,7 +1,8 @@
 """Writing the records of one attempt of one run.
 
 A row is one line, written by one ``os.write`` to a file opened for appending, so a process killed at any instant leaves whole
-lines and at most one torn line at the end. A segment belongs to one attempt: resuming neither truncates nor shares one.
+lines and at most one torn line at the end. A segment belongs to one attempt: resuming neither truncates nor shares one. A row
+for which the disk has no room leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Self
 
 import yaml
 
+from pth_exp import disk
 from pth_exp.records.fields import EXTRA, KINDS, segment_name
 from pth_exp.runfiles import sync
 
@@ -28,7 +30,7 @@ class RecordError(Exception):
 
 
 class RunRecorder:
-    """Appends the rows of one attempt.
+    """Appends the rows of one attempt. Its writing methods raise `disk.DiskFull` when there is no room.
 
     Args:
         run_dir: the run's directory; it must exist.
@@ -118,24 +120,39 @@ class RunRecorder:
         self._still_mine()
         if kind not in self._segments:
             self._segments[kind] = self._create(name)
-        written = os.write(self._segments[kind], line)
-        if written != len(line):
-            raise RecordError(f"{name}: update {row['update']}: {written} of {len(line)} bytes written; is the disk full?")
+        self._write(self._segments[kind], line, f"the row of update {row['update']} in {name}")
         self._last[kind] = row["update"]
+
+    def _write(self, segment: int, line: bytes, what: str) -> None:
+        """Raises `disk.DiskFull` when the disk has no room for the line; the part of it that had is cut off again."""
+        before = os.fstat(segment).st_size
+        left = memoryview(line)
+        with disk.explained(self._run_dir, what):
+            try:
+                while left:  # a disk that fills up takes a part, and says why at the next write
+                    left = left[os.write(segment, left) :]
+            except OSError:
+                os.ftruncate(segment, before)
+                raise
 
     def _create(self, name: str) -> int:
         path = self._run_dir / name
         try:
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            with disk.explained(path, name):
+                return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except FileExistsError:
             raise RecordError(f"{path} exists: attempt {self._attempt} was recorded before; claim the next attempt") from None
 
     def _write_beside(self, path: Path, text: str) -> Path:
         temporary = path.with_name(f".{path.name}.{self._attempt}.tmp")
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with disk.explained(temporary, path.name), temporary.open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
         return temporary
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pth_exp import checkpoint, disk
 from pth_exp.checkpoint import MANIFEST, CheckpointStore, is_due, update_of
 from pth_exp.lifecycle import LeaseLost
 
@@ -201,3 +203,30 @@ def test_what_is_due(every: int, updates: int) -> None:
 def test_another_folder_is_no_checkpoint() -> None:
     with pytest.raises(ValueError, match="update-NUMBER-SHA256"):
         update_of(Path("checkpoint/global_step_4"))
+
+
+def test_one_that_the_disk_fails_to_read_is_not_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file server that does not answer says so as a broken disk does: its checkpoint may be whole."""
+    store = CheckpointStore(tmp_path, keep=1)
+    save(store, 2)
+    save(store, 9)
+    newest = store.newest()
+
+    def fails(path: Path) -> str:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_sha256", fails)
+        with pytest.raises(RuntimeError, match=f"^checkpoint {newest} cannot be read: .*Input/output error.*remove that folder"):
+            store.newest()
+    assert store.newest() == newest and held(store) == 9
+
+
+def test_room_for_one_like_the_last_is_asked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four small files and the manifest take a block of the disk each."""
+    store = CheckpointStore(tmp_path, keep=1)
+    save(store, 2)
+    asked: list[int] = []
+    monkeypatch.setattr(disk, "require", lambda where, needed, doing: asked.append(needed))
+    save(store, 9)
+    assert asked == [5 * 4096]
