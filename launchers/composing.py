@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pth_exp import machine, schema, validity
 from pth_exp.design import flatten
+from pth_exp.launchers.resolving import Resolver, needs_resolving
 from pth_exp.launchers.sources import plain_values, uncoerced
 from pth_exp.refusal import Objection, Refusal, objection, refuse
 
@@ -64,6 +65,7 @@ class _Base:
     raw: dict[str, Any]
     hydra: dict[str, Any]
     settings: DictConfig
+    resolver: Resolver
 
 
 class Composer:
@@ -132,10 +134,8 @@ class Composer:
         return base, raw, given
 
     def _resolved(self, base: _Base, raw: Mapping[str, Any]) -> dict[str, Any]:
-        resolved = OmegaConf.create(dict(raw))
-        OmegaConf.copy_cache(from_config=self._master, to_config=resolved)
         HydraConfig.instance().cfg = cast(Any, base.settings)  # what the resolver `hydra:` reads
-        return plain_values(resolved, resolve=True)
+        return base.resolver.resolve(raw, self._master)
 
     def _shadow(self, name: str, parsed: Sequence[Override]) -> dict[str, Any]:
         """The arm ``name`` as this run would have it, without what was chosen and set for the run's own."""
@@ -162,7 +162,8 @@ class Composer:
         if groups not in self._bases:
             composed = self._loader.load_sweep_config(self._master, list(groups))
             settings = OmegaConf.masked_copy(composed, "hydra")
-            self._bases[groups] = _Base(uncoerced(self._loader, composed, groups), plain_values(composed.hydra), settings)
+            raw = uncoerced(self._loader, composed, groups)
+            self._bases[groups] = _Base(raw, plain_values(composed.hydra), settings, Resolver(raw))
         return self._bases[groups]
 
     def _assign(self, raw: dict[str, Any], override: Override, given: dict[str, Any]) -> None:
@@ -257,7 +258,10 @@ def _interpolated(value: object) -> bool:
 
 def _environment(raw: Mapping[str, Any], hydra: Mapping[str, Any]) -> dict[str, str]:
     """The variables that a worker gets: what they interpolate is looked up now, in the config and in this environment."""
-    whole = OmegaConf.create({**raw, "hydra": {"job": {"env_set": hydra["job"]["env_set"]}}})
+    env_set = hydra["job"]["env_set"]
+    if not needs_resolving(list(env_set.values())):
+        return {str(name): str(value) for name, value in env_set.items()}
+    whole = OmegaConf.create({**raw, "hydra": {"job": {"env_set": env_set}}})
     return {str(name): str(value) for name, value in plain_values(whole.hydra.job.env_set, resolve=True).items()}
 
 

@@ -9,7 +9,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from rich.console import Console
 from rich.table import Table
 
-from pth_exp import freeze
+from pth_exp import sections
 from pth_exp.design import ABSENT, flatten, shown
 from pth_exp.launchers import memory, rendering
 from pth_exp.launchers.freezing import Plan, Planned
@@ -28,7 +28,7 @@ def launch(plan: Plan, job_overrides: Sequence[Sequence[str]], resolve: bool, ta
     labels = plan.labels()
     for index, planned in list(enumerate(plan.planned))[done:]:
         print(f"# run {index}: {labels[index]}   ({' '.join(planned.composed.overrides)})")
-        print(freeze.dump(planned.composed.values if resolve else planned.composed.raw).decode())
+        print(sections.dump(planned.composed.values if resolve else planned.composed.raw).decode())
     if table:
         verdict = plan.hold(labels)
         _print_table(labels, [flatten(p.composed.values) for p in plan.planned], verdict)

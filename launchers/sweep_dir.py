@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pth_exp import freeze, lifecycle
+from pth_exp import freeze, lifecycle, sections
 from pth_exp.freeze import FrozenRun
 from pth_exp.lifecycle import State
 from pth_exp.refusal import refuse
@@ -78,7 +78,7 @@ class SweepDir:
         if subdir is not None:
             (run_dir / subdir).mkdir()
             for file, content in (("config", composed.raw), ("hydra", composed.hydra), ("overrides", composed.overrides)):
-                (run_dir / subdir / f"{file}.yaml").write_bytes(freeze.dump(content))
+                (run_dir / subdir / f"{file}.yaml").write_bytes(sections.dump(content))
         self.rows.append(
             {
                 "index": index,

@@ -15,6 +15,7 @@ import yaml
 
 from pth_exp import schema
 from pth_exp.refusal import Refusal, refuse
+from pth_exp.sections import Loader, dump
 
 FORMAT = 1
 FILE, HASH_FILE = "frozen.yaml", "frozen.sha256"
@@ -206,23 +207,6 @@ def _inputs(frozen: FrozenRun) -> Iterator[tuple[str, str, str]]:
 
 
 # --------------------------------------------------------------------------------------------------------------- files
-
-Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_Dumper: Any = type("_Dumper", (getattr(yaml, "CSafeDumper", yaml.SafeDumper),), {})
-
-
-def _text_as_written(dumper: Any, text: str) -> Any:
-    """Several lines stand as lines, so that an arm's equation can be read in a frozen file."""
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text_as_written)
-
-
-def dump(content: Any) -> bytes:
-    """YAML in the order given; PyYAML reads floats back exactly."""
-    text: bytes = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000, encoding="utf-8")
-    return text
 
 
 def write_once(path: Path, data: bytes) -> None:

@@ -10,9 +10,10 @@ from typing import Any, Self
 
 import yaml
 
+from pth_exp import sections
+
 Row = dict[str, Any]
 
-_YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
@@ -77,7 +78,7 @@ class RunRecords:
 
     def mapping(self, name: str) -> dict[str, Any] | None:
         """What a YAML file of the run's directory holds; None without the file, or when it holds no mapping."""
-        found: dict[str, Any] | None = self._content(name, lambda data: yaml.load(data, _YAML_LOADER), dict)
+        found: dict[str, Any] | None = self._content(name, sections.load, dict)
         return found
 
     def column(self, name: str) -> list[Any]:
@@ -209,7 +210,7 @@ def read_frozen(run_dir: Path) -> dict[str, Any]:
 def read_yaml(path: Path) -> Any:
     """A YAML file's content; raises NothingToRead naming the file when it does not parse."""
     try:
-        return yaml.load(path.read_bytes(), _YAML_LOADER)
+        return sections.load(path.read_bytes())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise NothingToRead(f"{path} is not YAML: {' '.join(str(error).split())}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -93,8 +94,14 @@ def _variant(group: str, node: Any, known: Mapping[str, type[Any]], key: str = "
     return known[name]
 
 
-def _build(cls: type[Any], values: Mapping[str, Any], path: str, types: Mapping[str, type[Any]]) -> Any:
-    hints = typing.get_type_hints(cls)
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    """A dataclass's types, once for each: to evaluate them takes longer than to read a config."""
+    return typing.get_type_hints(cls)
+
+
+def _build(cls: Any, values: Mapping[str, Any], path: str, types: Mapping[str, type[Any]]) -> Any:
+    hints = _hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]
     for key in values:
         if key not in names:

@@ -11,9 +11,10 @@ import yaml
 
 from pth_exp import leftovers, machine
 from pth_exp.checkpoint import CheckpointStore
-from pth_exp.freeze import FILE, HASH_FILE, FrozenError, Loader
+from pth_exp.freeze import FILE, HASH_FILE, FrozenError
 from pth_exp.records.writer import RunRecorder
 from pth_exp.schema import Config, VerlStack
+from pth_exp.sections import Loader
 from pth_exp.verl_stack import cluster, frozen, reasons, switch
 from pth_exp.verl_stack.watchdog import Watchdog, watching
 

@@ -21,7 +21,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pth_exp import extensions, freeze, schema
+from pth_exp import extensions, schema, sections
 from pth_exp.models.resolve import resolve
 from pth_exp.refusal import Objection
 from pth_exp.schema import Config
@@ -44,8 +44,8 @@ def render(config: Config, models: bool = True) -> Answer:
     if found:
         return {"objections": [dataclasses.asdict(objection) for objection in found]}
     values = OmegaConf.to_container(verl_config(config))
-    text = freeze.dump(values).decode()
-    if repr(yaml.load(text, freeze.Loader)) != repr(values):  # repr, since infinity and NaN are values too
+    text = sections.dump(values).decode()
+    if repr(yaml.load(text, sections.Loader)) != repr(values):  # repr, since infinity and NaN are values too
         raise AssertionError("verl's config does not survive being written to YAML")
     return {"text": text}
 
