@@ -129,7 +129,7 @@ class FreezingLauncher:
         if self._sweep_dir is None:
             name = self.plan.planned[0].composed.config.name
             self._sweep_dir = SweepDir.create(Path(self.plan.master.hydra.sweep.dir), name, self._launcher)
-        for finding in verdict.comparison.findings:
+        for finding in design.brief(verdict.comparison.findings):
             print(f"labelled: {finding.kind}: {finding.message}", file=sys.stderr)
         batch = [
             self._sweep_dir.freeze(planned, labels[index], index, files[index - done])

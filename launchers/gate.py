@@ -25,7 +25,9 @@ class Verdict:
     def enforce(self) -> None:
         """Raise :class:`Refusal` if the sweep is not to start."""
         if self.verdict == "refused":
-            objections = [Objection(f"{f.kind}: {f.field}", "", f.message, f.remedy) for f in self.comparison.findings]
+            objections = [
+                Objection(f"{f.kind}: {f.field}", "", f.message, f.remedy) for f in design.brief(self.comparison.findings)
+            ]
             raise Refusal(objections, "the design gate (design.gate=label starts the sweep all the same, labelled)")
 
     def as_index(self) -> dict[str, Any]:

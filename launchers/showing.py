@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from pth_exp import sections
-from pth_exp.design import ABSENT, flatten, shown
+from pth_exp.design import ABSENT, brief, flatten
 from pth_exp.launchers import memory, rendering
 from pth_exp.launchers.freezing import Plan, Planned
 from pth_exp.launchers.gate import Verdict
 from pth_exp.launchers.shapes import NoShape, shape_of
+from pth_exp.naming import shown
 from pth_exp.schema import Config
 
 WIDEST = 8
@@ -57,7 +58,7 @@ def _print_table(labels: Sequence[str], flats: Sequence[Mapping[str, Any]], verd
         console = Console()
         (console if console.is_terminal else Console(width=60 + 30 * len(labels))).print(table)
     print(f"design gate: {verdict.verdict}")
-    for finding in comparison.findings:
+    for finding in brief(comparison.findings):
         print(f"  {finding.kind}: {finding.message}\n    remedy: {finding.remedy}")
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pth_exp import schema
+from pth_exp import naming, schema
+from pth_exp.naming import FEW, SEPARATOR, shown
 from pth_exp.schema import DesignConfig, Role
 
 ABSENT = "(absent)"
@@ -75,6 +77,22 @@ def compare(runs: Sequence[Described], design: DesignConfig, swept: Iterable[str
     return _Comparing(runs, design, list(swept)).result
 
 
+def brief(findings: Sequence[Finding], most: int = 3) -> list[Finding]:
+    """Findings for people: of many that breach the design in one way, the first ones, and how many there are."""
+    alike: dict[tuple[str, str, str], list[Finding]] = {}
+    for found in findings:
+        alike.setdefault((found.kind, found.field, found.remedy), []).append(found)
+    shortened: list[Finding] = []
+    for group in alike.values():
+        rest = group[most:] if len(group) > most + 1 else []
+        shortened += group[: len(group) - len(rest)]
+        if rest:
+            runs = [run for found in rest for run in found.runs]
+            message = f"and {len(rest)} more like these, in {len(set(runs))} runs"
+            shortened.append(replace(rest[0], runs=runs, message=message))
+    return shortened
+
+
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mapping to {dotted path: leaf}; lists, and empty mappings, are leaves."""
     flat: dict[str, Any] = {}
@@ -104,9 +122,14 @@ def _info(path: str) -> schema.FieldInfo:
     return next((_table()[p] for p in within if p in _table()), schema.FieldInfo(path, Role.science, "", "", ""))
 
 
-def _key(value: Any) -> str:
-    """Text by which two values count as equal; unlike the identity's canonical form it takes whatever a YAML file holds."""
-    return json.dumps(value, sort_keys=True, default=str)
+def _key(value: Any) -> Hashable:
+    """What two values have in common that count as equal: the same JSON, so that 1, 1.0 and true are three.
+
+    Unlike the identity's canonical form it takes whatever a YAML file holds.
+    """
+    if value is None or type(value) in (str, int, bool):
+        return type(value), value
+    return float.__repr__(value) if type(value) is float else json.dumps(value, sort_keys=True, default=str)
 
 
 class _Comparing:
@@ -117,7 +140,10 @@ class _Comparing:
         self.vary = swept if design.vary is None else list(design.vary)
         self.flat = {run.label: flatten(run.values) for run in runs}
         self.fields = list(dict.fromkeys(path for flat in self.flat.values() for path in flat))
-        self.differing = [path for path in self.fields if self._distinct(path) > 1]
+        self.keys = {path: self._column(path) for path in self.fields}
+        self.differing = {path: None for path in self.fields if self._distinct(path) > 1}
+        self.names = naming.Runs(list(self.flat))
+        self.groups: dict[str, list[list[str]]] = {}
         self.result = Comparison()
         self._check_each_run()
         for declared in design.per_arm:
@@ -128,6 +154,9 @@ class _Comparing:
         self._check_followers()
         self._check_duplicates()
 
+    def _column(self, path: str) -> dict[str, Hashable]:
+        return {label: _key(flat.get(path, ABSENT)) for label, flat in self.flat.items()}
+
     def _value(self, label: str, path: str) -> Any:
         return self.flat[label].get(path, ABSENT)
 
@@ -135,43 +164,65 @@ class _Comparing:
         return {label: self._value(label, path) for label in (self.flat if labels is None else labels)}
 
     def _distinct(self, path: str, labels: Iterable[str] | None = None) -> int:
-        return len({_key(value) for value in self._values(path, labels).values()})
+        keys = self.keys.get(path, {})
+        return len(set(keys.values() if labels is None else map(keys.get, labels)))
 
     def _find(self, kind: str, path: str, runs: Iterable[str], message: str, remedy: str) -> None:
         self.result.findings.append(Finding(kind, path, list(runs), message, remedy))
 
+    def _show(self, values: Mapping[str, Any]) -> str:
+        """Each value with the runs that have it, the most frequent first."""
+        return self._listed([(shown(value), label) for label, value in values.items()], "{what} ({runs})", ", ", "values")
+
+    def _listed(self, said: Iterable[tuple[str, str]], form: str, between: str, rest: str) -> str:
+        """What is said of each run, said once for all the runs of which it is said."""
+        having: dict[str, list[str]] = {}
+        for what, label in said:
+            having.setdefault(what, []).append(label)
+        most = sorted(having.items(), key=lambda item: -len(item[1]))
+        texts = [form.format(what=what, runs=self.names.named(labels)) for what, labels in most[:FEW]]
+        return between.join(texts) + (f" and {len(most) - FEW} more {rest}" if len(most) > FEW else "")
+
     # ------------------------------------------------------------------------------------------------ run by run
 
     def _check_each_run(self) -> None:
+        """What is wrong with a run alone; the runs with which the same is wrong are one finding."""
+        wrong: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
         for run in self.runs:
-            flat = self.flat[run.label]
-            for path, asked in run.given.items():
-                got = flat.get(path, ABSENT)
-                if _key(got) != _key(asked) and not (isinstance(asked, int) and got == float(asked)):
-                    self._find(
-                        "override-did-not-arrive", path, [run.label],
-                        f"asked for {path}={shown(asked)}, resolved to {shown(got)}",
-                        "give the field once, and nowhere after the override",
-                    )  # fmt: skip
-            arm, chosen = flat.get("arm.name"), run.choices.get("arm")
-            if chosen is not None and arm != chosen:
-                self._find(
-                    "override-did-not-arrive", "arm", [run.label],
-                    f"asked for arm={chosen}, the run's arm calls itself {arm}", f"set name: {chosen} in conf/arm/{chosen}.yaml",
-                )  # fmt: skip
-            self._check_correction(run.label, flat.get("arm.correction"), flat.get("arm.old_policy"))
-
-    def _check_correction(self, label: str, correction: Any, old_policy: Any) -> None:
-        if (correction, old_policy) == ("ratio", "recomputed"):
+            for kind, path, message, remedy in self._wrong(run):
+                wrong.setdefault((kind, path, remedy), []).append((message, run.label))
+        for (kind, path, remedy), said in wrong.items():
             self._find(
-                "ratio-with-recomputed", "arm.old_policy", [label],
+                kind, path, [label for _, label in said], self._listed(said, "{what}, in {runs}", "; ", "such cases"), remedy
+            )
+
+    def _wrong(self, run: Described) -> Iterator[tuple[str, str, str, str]]:
+        """Kind, field, message and remedy."""
+        flat = self.flat[run.label]
+        for path, asked in run.given.items():
+            got = flat.get(path, ABSENT)
+            if _key(got) != _key(asked) and not (isinstance(asked, int) and got == float(asked)):
+                yield (
+                    "override-did-not-arrive", path, f"asked for {path}={shown(asked)}, resolved to {shown(got)}",
+                    "give the field once, and nowhere after the override",
+                )  # fmt: skip
+        arm, chosen = flat.get("arm.name"), run.choices.get("arm")
+        if chosen is not None and arm != chosen:
+            yield (
+                "override-did-not-arrive", "arm", f"asked for arm={chosen}, the run's arm calls itself {arm}",
+                f"set name: {chosen} in conf/arm/{chosen}.yaml",
+            )  # fmt: skip
+        correction, old_policy = flat.get("arm.correction"), flat.get("arm.old_policy")
+        if (correction, old_policy) == ("ratio", "recomputed"):
+            yield (
+                "ratio-with-recomputed", "arm.old_policy",
                 "arm.correction=ratio with arm.old_policy=recomputed: the ratio is against the learner, at any number of "
                 "optimiser steps, and corrects nothing of the sampler's lag",
                 "set arm.old_policy=sampler, or arm.correction=none",
             )  # fmt: skip
         if correction in ("weight", "rejection") and old_policy == "sampler":
-            self._find(
-                f"{correction}-with-sampler", "arm.old_policy", [label],
+            yield (
+                f"{correction}-with-sampler", "arm.old_policy",
                 f"arm.correction={correction} with arm.old_policy=sampler: old policy / sampler is 1 for every token",
                 "set arm.old_policy=recomputed",
             )  # fmt: skip
@@ -185,7 +236,7 @@ class _Comparing:
         if any(covers(entry, path) for entry in self.design.fixed):
             self.result.unexpected[path] = values
             self._find(
-                "fixed-field-differs", path, values, f"design.fixed names {path}, and it differs: {_show(values)}",
+                "fixed-field-differs", path, values, f"design.fixed names {path}, and it differs: {self._show(values)}",
                 f"give {path} one value, or take it out of design.fixed",
             )  # fmt: skip
             return
@@ -200,7 +251,7 @@ class _Comparing:
         if not owners:
             self.result.unexpected[path] = values
             self._find(
-                "undeclared-difference", path, values, f"{path} differs, which the design does not declare: {_show(values)}",
+                "undeclared-difference", path, values, f"{path} differs, which the design does not declare: {self._show(values)}",
                 f"give it one value, or name it in design.vary, design.blocks or design.per_arm (now: vary {self.vary}, "
                 f"blocks {list(self.design.blocks)})",
             )  # fmt: skip
@@ -212,7 +263,7 @@ class _Comparing:
             self.result.unexpected[path] = values
             self._find(
                 "undeclared-difference", path, strays,
-                f"{path} differs between runs of one {owner}: {_show(self._values(path, strays))}",
+                f"{path} differs between runs of one {owner}: {self._show(self._values(path, strays))}",
                 f"give {path} one value for each {owner}, or name {path} in design.vary",
             )  # fmt: skip
             return
@@ -220,12 +271,19 @@ class _Comparing:
 
     def _strays(self, path: str, owner: str) -> list[str]:
         """Runs of one block and one value of ``owner`` between which ``path`` differs all the same."""
-        groups: dict[str, list[str]] = {}
+        return [label for group in self._groups(owner) if self._distinct(path, group) > 1 for label in group]
+
+    def _groups(self, owner: str) -> list[list[str]]:
+        """Runs of one block and one value of ``owner``."""
+        if owner in self.groups:
+            return self.groups[owner]
+        blocks = [f for f in self.fields if any(covers(b, f) for b in self.design.blocks)]
+        groups: dict[tuple[Hashable, ...], list[str]] = {}
         for label, flat in self.flat.items():
-            block = [self._value(label, f) for f in self.fields if any(covers(b, f) for b in self.design.blocks)]
-            identity = flat.get(f"{owner}.name", flat.get(owner, ABSENT))
-            groups.setdefault(_key([block, identity]), []).append(label)
-        return [label for group in groups.values() if self._distinct(path, group) > 1 for label in group]
+            identity = _key(flat.get(f"{owner}.name", flat.get(owner, ABSENT)))
+            groups.setdefault((identity, *(self.keys[f][label] for f in blocks)), []).append(label)
+        self.groups[owner] = list(groups.values())
+        return self.groups[owner]
 
     def _check_per_arm(self, declared: schema.PerArm) -> None:
         path, values = declared.field, self._values(declared.field)
@@ -239,7 +297,7 @@ class _Comparing:
         if wrong:
             self._find(
                 "undeclared-difference", path, wrong,
-                f"design.per_arm gives {path} as {declared.values}; resolved to {_show(self._values(path, wrong))}",
+                f"design.per_arm gives {path} as {declared.values}; resolved to {self._show(self._values(path, wrong))}",
                 f"do not override {path}, or change design.per_arm",
             )  # fmt: skip
 
@@ -269,62 +327,68 @@ class _Comparing:
             if astray:
                 self.result.varied.pop(path, None)
                 self.result.unexpected[path] = self._values(path)
-                seen = ", ".join(
-                    f"{x} has {source}={shown(self._value(x, source))}, {path}={shown(self._value(x, path))}" for x in astray
-                )
+                seen = self._astray(path, source, astray)
                 self._find(
                     "swept-but-equal", path, astray, f"{source} is varied but did not reach {path}: {seen}",
                     f"do not set {path}; it follows {source}. If it is to rest, name it in design.fixed",
                 )  # fmt: skip
 
+    def _astray(self, path: str, source: str, astray: Iterable[str]) -> str:
+        having: dict[str, list[str]] = {}
+        for label in astray:
+            having.setdefault(shown(self._value(label, path)), []).append(label)
+        texts = [
+            f"{self.names.named(group)}: {source}={naming.values(self._value(x, source) for x in group)}, {path}={value}"
+            for value, group in list(having.items())[:FEW]
+        ]
+        return "; ".join([*texts, *([f"and {len(having) - FEW} more values"] if len(having) > FEW else [])])
+
     def _check_duplicates(self) -> None:
-        groups: dict[str, list[str]] = {}
+        groups: dict[Hashable, list[str]] = {}
         for run in self.runs:
             groups.setdefault(run.config_id or self._identity(run.label), []).append(run.label)
         for group in groups.values():
             if len(group) > 1:
                 self._find(
-                    "duplicate", "config_id", group, f"{', '.join(group)}: the same science fields, so the same run",
+                    "duplicate", "config_id", group, f"{self.names.named(group)}: the same science fields, so the same run",
                     "leave one out, or let them differ in seed",
                 )  # fmt: skip
 
-    def _identity(self, label: str) -> str:
+    def _identity(self, label: str) -> Hashable:
         science = {p: v for p, v in self.flat[label].items() if _info(p).role is Role.science and not p.startswith("inputs.")}
         return _key(science)
-
-
-def shown(value: Any) -> str:
-    """A value as it is written on the command line."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _show(values: Mapping[str, Any], limit: int = 6) -> str:
-    first = [f"{shown(value)} ({label})" for label, value in list(values.items())[:limit]]
-    return ", ".join(first) + (f" and {len(values) - limit} more" if len(values) > limit else "")
 
 
 def labels(arms: Sequence[str], flats: Sequence[Mapping[str, Any]], design: DesignConfig, vary: Sequence[str]) -> list[str]:
     """A readable, unique name for each run: its arm, the varied fields that differ, and blocks' fields where needed."""
     parts = [[arm] for arm in arms]
 
-    def add(path: str, only: set[int]) -> None:
+    def add(path: str, only: Iterable[int]) -> None:
         short = path.removesuffix(".name")
         for index in only:
             parts[index].append(f"{short}={shown(flats[index].get(path, ABSENT))}")
 
-    fields = list(dict.fromkeys(path for flat in flats for path in flat))
+    keys = {
+        path: [_key(flat.get(path, ABSENT)) for flat in flats] for path in dict.fromkeys(path for flat in flats for path in flat)
+    }
+    fields = [path for path, column in keys.items() if len(set(column)) > 1]
     own = [f for e in vary if e != "arm" for f in fields if f == e or f == f"{e}.name"]
     others = [f for e in design.blocks for f in fields if f == e or f == f"{e}.name"]
+    blocks = _alike(list(zip(*(keys[path] for path in others), strict=True)) or [()] * len(flats))
     for path in own:
-        differs = {i for i, a in enumerate(flats) if any(_key(a.get(path, ABSENT)) != _key(b.get(path, ABSENT)) and
-                   all(_key(a.get(o, ABSENT)) == _key(b.get(o, ABSENT)) for o in others) for b in flats)}  # fmt: skip
-        add(path, differs)
+        add(path, {i for block in blocks if len({keys[path][i] for i in block}) > 1 for i in block})
     for path in [*others, *(f for f in fields if _info(f).role is Role.science)]:
-        groups: dict[tuple[str, ...], set[int]] = {}
-        for index, part in enumerate(parts):
-            groups.setdefault(tuple(part), set()).add(index)
-        for group in groups.values():
-            if len({_key(flats[i].get(path, ABSENT)) for i in group}) > 1:
+        for group in _alike([tuple(part) for part in parts]):
+            if len({keys[path][i] for i in group}) > 1:
                 add(path, group)
-    names = ["·".join(part) for part in parts]
-    return [name if names.count(name) == 1 else f"{name}·#{index}" for index, name in enumerate(names)]
+    names = [SEPARATOR.join(part) for part in parts]
+    times = Counter(names)
+    return [name if times[name] == 1 else f"{name}{SEPARATOR}#{index}" for index, name in enumerate(names)]
+
+
+def _alike(rows: Sequence[Hashable]) -> list[set[int]]:
+    """The places of equal rows."""
+    places: dict[Hashable, set[int]] = {}
+    for index, row in enumerate(rows):
+        places.setdefault(row, set()).add(index)
+    return list(places.values())

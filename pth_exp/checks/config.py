@@ -108,8 +108,9 @@ def _design(sweep: Sweep) -> Iterable[tuple[int, Fault]]:
     gate = [f for f in sweep.index["gate"]["findings"] if f["kind"] == "override-did-not-arrive"]
     found += [(f["kind"], f["field"], f["runs"], f["message"]) for f in gate]
     for kind, field, labels, message in found:
+        astray = set(labels)
         for i, run in enumerate(sweep.runs):
-            if run.label in labels:
+            if run.label in astray:
                 yield i, (f"{field}: {kind}", f"{kind}: {message}.")
 
 

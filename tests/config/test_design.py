@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pth_exp.design import ABSENT, Described, compare, flatten, labels
+from pth_exp.design import ABSENT, Described, brief, compare, flatten, labels
 from pth_exp.schema import DesignConfig, PerArm
 
 Run = dict[str, Any]
@@ -217,3 +217,69 @@ def test_labels_are_short_and_unique() -> None:
     blocks = [make("san", 1, replay_age=0), make("san", 1, replay_age=32), make("grpo", 1, replay_age=0)]
     assert names(blocks, design(blocks=["replay_age"])) == ["san·replay_age=0", "san·replay_age=32", "grpo"]
     assert names([make("san", 1), make("san", 1)], design()) == ["san·#0", "san·#1"]
+
+
+def many(count: int) -> dict[str, Run]:
+    return {f"{arm}·seed={seed}": make(arm, seed) for arm in ("grpo", "tis", "san") for seed in range(count)}
+
+
+def messages(runs: dict[str, Run], declared: DesignConfig, **more: dict[str, Any]) -> list[str]:
+    described = [Described(label, values, **{k: v.get(label, {}) for k, v in more.items()}) for label, values in runs.items()]
+    return [f"{f.kind}: {f.message}" for f in brief(compare(described, declared).findings)]
+
+
+def test_what_is_wrong_with_hundreds_of_runs_is_said_once() -> None:
+    runs = many(100)
+    for seed in range(100):
+        put(f"san·seed={seed}", "lr", 1e-4)(runs)
+        put(f"tis·seed={seed}", "arm.old_policy", "sampler")(runs)
+    put("grpo·seed=7", "queue", "warmup")(runs)
+    assert messages(runs, design(), given={f"grpo·seed={seed}": {"lr": 1.0 + seed // 99} for seed in range(100)}) == [
+        "override-did-not-arrive: asked for lr=1.0, resolved to 0.0002, in grpo·seed=0..98 (99 runs); "
+        "asked for lr=2.0, resolved to 0.0002, in grpo·seed=99",
+        "weight-with-sampler: arm.correction=weight with arm.old_policy=sampler: old policy / sampler is 1 for every token, "
+        "in tis (100 runs)",
+        "undeclared-difference: lr differs, which the design does not declare: 0.0002 (grpo, tis (200 runs)), "
+        "0.0001 (san (100 runs))",
+        "undeclared-difference: queue differs, which the design does not declare: "
+        "unique_prefill (all but grpo·seed=7, 299 runs), warmup (grpo·seed=7)",
+    ]
+
+
+def test_a_seed_that_reached_none_of_hundreds_is_said_once() -> None:
+    runs = many(100)
+    for label in runs:
+        put(label, "seeds.data", 42)(runs)
+    assert messages(runs, design()) == [
+        "swept-but-equal: seed is varied but did not reach seeds.data: "
+        "seed=0..41, 43..99 (297 runs): seed=0..41, 43..99 (99 values), seeds.data=42"
+    ]
+
+
+def test_hundreds_of_doubles_are_counted() -> None:
+    runs = many(100)
+    for label, values in list(runs.items()):
+        runs[f"{label}·#2"] = copy.deepcopy(values)
+    said = messages(runs, design())
+    assert said[0] == "duplicate: grpo·seed=0, grpo·seed=0·#2: the same science fields, so the same run"
+    assert said[3:] == ["duplicate: and 297 more like these, in 594 runs"]
+    assert len(compare([Described(k, v) for k, v in runs.items()], design()).findings) == 300
+
+
+def test_runs_of_one_arm_that_differ_are_named_and_no_others() -> None:
+    runs = many(100)
+    put("tis·seed=5", "arm.cap", 3.0)(runs)
+    (finding,) = compare([Described(k, v) for k, v in runs.items()], design()).findings
+    assert set(finding.runs) == {f"tis·seed={seed}" for seed in range(100)}
+    assert finding.message == ("arm.cap differs between runs of one arm: 2.0 (tis·seed=0..4, 6..99 (99 runs)), 3.0 (tis·seed=5)")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2), st.sampled_from([1e-4, 1]), st.sampled_from("xy")), max_size=12)
+)
+def test_labels_are_unique_whatever_differs(rows: list[tuple[str, int, float, str]]) -> None:
+    runs = [make("grpo", seed, lr=lr, queue=queue) | {"arm": {"name": arm}} for arm, seed, lr, queue in rows]
+    found = names(runs, design(vary=["arm", "seed", "lr"], blocks=["queue"]))
+    assert len(set(found)) == len(found)
+    for label, (arm, *_) in zip(found, rows, strict=True):
+        assert label.split("·")[0] == arm
