@@ -52,6 +52,7 @@ class Job:
         device: ``stack.device``: auto, cpu, cuda or cuda:N.
         stack: name of the stack.
         ranks: GPUs that its learner takes.
+        ray_address: ``stack.ray_address``, where a verl run is to join a cluster that is there.
         python: ``stack.python``, where a stack has an interpreter of its own.
         memory: bytes of the machine's memory that a verl job is estimated to take, on a CPU or beside its GPUs.
     """
@@ -67,6 +68,7 @@ class Job:
     device: str = "auto"
     stack: str = "trainer"
     ranks: int = 1
+    ray_address: str | None = None
     python: str | None = None
     memory: int = 0
 
@@ -90,6 +92,7 @@ class Job:
             device=stack.get("device", "auto"),
             stack=stack["name"],
             ranks=stack.get("ranks", 1),
+            ray_address=stack.get("ray_address"),
             python=stack.get("python"),
             memory=memory.of_verl_job(run),
         )

@@ -136,6 +136,7 @@ def main(settings: Mapping[str, Any]) -> int:
 
     scratch = tempfile.mkdtemp(prefix="pth-ray-", dir=_short(tempfile.gettempdir()))
     mark = os.environ[MARK]
+    os.environ["TMPDIR"] = scratch
     try:
         try:
             ray, address, printed = _start(settings, scratch)
@@ -268,7 +269,7 @@ def _command(pid: int) -> bytes:
 
 def _short(folder: str) -> str:
     """Ray's sockets lie below it, and their paths may have 107 bytes."""
-    return folder if len(folder) < 30 else "/tmp"
+    return folder if len(folder) < 20 else "/tmp"
 
 
 if __name__ == "__main__":

@@ -24,9 +24,13 @@ FILE = ".leftovers.json"
 
 @contextmanager
 def scratch(run_dir: Path, prefix: str) -> Iterator[Path]:
-    """A temporary folder for the run's processes, which write their output there; what an earlier attempt left goes first."""
+    """A temporary folder for the run's processes, which write their output there; what an earlier attempt left goes first.
+
+    It lies in /tmp where TMPDIR, a batch job's own perhaps, is so long that Ray's sockets below it could not be named.
+    """
     clear(run_dir)
-    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
+    short = tempfile.gettempdir() if len(tempfile.gettempdir()) < 20 else "/tmp"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=short, ignore_cleanup_errors=True) as folder:
         me = os.getpid()
         owner = {"space": machine.process_space(), "pid": me, "start": machine.process_start(me)}
         write_json(run_dir / FILE, {**owner, "folder": folder, "segments": []})

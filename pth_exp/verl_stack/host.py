@@ -26,6 +26,8 @@ RECEIVED_VERL = "received_verl.yaml"
 
 def run(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Callable[[], bool]) -> str:
     """Trains as ``config`` says, from the newest checkpoint if there is one; returns ``completed`` or ``preempted``."""
+    from pth_exp.verl_stack.places import places
+
     stack = frozen.verl_stack(config)
     run_dir = checkpoints.parent
     device = _device(stack.device, cluster.address(stack) is not None)
@@ -35,13 +37,14 @@ def run(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: C
         os.environ.update(environment)
         with watching() as watchdog:
             watchdog.allow(stack.start_timeout, "the start", "stack.start_timeout")
-            with cluster.joined(stack, device, environment, scratch, watchdog), reasons.in_one_sentence():
-                return _train(config, verl, recorder, checkpoints, should_stop, watchdog)
+            with cluster.joined(stack, device, environment, scratch, watchdog) as layout, reasons.in_one_sentence():
+                return _train(config, verl, places(config, checkpoints, layout), recorder, checkpoints, should_stop, watchdog)
 
 
 def _train(
     config: Config,
     frozen_verl: dict[str, Any],
+    here: dict[str, Any],
     recorder: RunRecorder,
     checkpoints: Path,
     should_stop: Callable[[], bool],
@@ -54,14 +57,13 @@ def _train(
     from pth_exp.models.load import load_tokenizer
     from pth_exp.verl_stack import vllm_server
     from pth_exp.verl_stack.data import problems_of
-    from pth_exp.verl_stack.places import places, put
+    from pth_exp.verl_stack.places import put
     from pth_exp.verl_stack.received import received, whole
     from pth_exp.verl_stack.recording import Recording
     from pth_exp.verl_stack.trainer import LaggedTrainer, Preempted
 
     stack = frozen.verl_stack(config)
     verl = OmegaConf.create(frozen_verl)
-    here = places(config, checkpoints)
     put(verl, here)
     vllm_server.use()
     recording = Recording(config, recorder, problems_of("train"), problems_of("test"), load_tokenizer(config.model))

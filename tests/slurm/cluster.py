@@ -47,7 +47,7 @@ SlurmdSpoolDir={folder}/%n
 SlurmdPidFile={folder}/%n.pid
 SlurmdLogFile={folder}/%n.log
 """
-NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 CoresPerSocket=4 RealMemory=20000\n"
+NODE = "NodeName={name} NodeHostname={host} NodeAddr={address} Port={port} CPUs=4 CoresPerSocket=4 RealMemory=20000\n"
 PARTITIONS = """\
 PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=9 PreemptMode=OFF
@@ -88,7 +88,9 @@ def slurm(folder: Path, nodes: int) -> Iterator[Slurm]:
     host = socket.gethostname().partition(".")[0]
     with _free_ports(nodes + 1) as ports:
         text = CONFIG.format(host=host, port=ports[0], folder=folder)
-        text += "".join(NODE.format(name=f"n{i}", host=host, port=port) for i, port in enumerate(ports[1:])) + PARTITIONS
+        for i, port in enumerate(ports[1:]):
+            text += NODE.format(name=f"n{i}", host=host, address=f"127.0.0.{i + 2}", port=port)  # nodes that have their own
+    text += PARTITIONS
     (folder / "slurm.conf").write_text(text)
     (folder / "state").mkdir()
     with ExitStack() as daemons:
