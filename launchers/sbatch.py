@@ -21,6 +21,8 @@ RUNS = "runs.json"
 
 def write(jobs: Sequence[Job], settings: SlurmSettings, sweep: Path, folder: Path) -> Path:
     """Write ``job.sh`` and what it reads into ``folder``; the script's path. Raises Refusal, ``NoInterpreter``."""
+    for job in jobs:
+        settings.require(job)
     alike = {repr((settings.options(job), settings.step(job))) for job in jobs}
     if len(alike) > 1:
         why = "its runs ask SLURM for different things, and a job array asks once"
@@ -74,6 +76,7 @@ def _as_json(job: Job, settings: SlurmSettings) -> dict[str, Any]:
         "variables": job.variables("slurm"),
         "folder": os.getcwd(),
         "requeue": settings.requeue,
+        **settings.ray(job),
     }
 
 

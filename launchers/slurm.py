@@ -73,7 +73,9 @@ class SlurmPlace:
             raise refuse("launcher", _told(settings), f"sbatch refuses it: {error}", remedy) from None
 
     def dispatch(self, runs: Sequence[Job]) -> list[RunResult]:
-        """Submit the runs and wait for them, unless ``wait`` is false; results in the order given."""
+        """Submit the runs and wait for them, unless ``wait`` is false; results in the order given. Raises ``Refusal``."""
+        for run in runs:
+            self._settings.require(run)
         if not runs:
             return []
         results: dict[int, RunResult] = {}
@@ -247,7 +249,8 @@ class _Sweep:
 
 def run_of(job: Job, settings: SlurmSettings) -> SlurmRun:
     """What a job of SLURM executes for a run. Raises `NoInterpreter`."""
-    return SlurmRun(job.run_dir, settings.command(job), job.variables("slurm"), os.getcwd(), settings.requeue)
+    command, variables = settings.command(job), job.variables("slurm")
+    return SlurmRun(job.run_dir, command, variables, os.getcwd(), settings.requeue, **settings.ray(job))
 
 
 def waiting_jobs(run_dirs: Sequence[Path]) -> dict[Path, str]:

@@ -14,12 +14,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from pth_exp import leftovers, lifecycle
-from pth_exp.launchers import slurm_client
+from pth_exp.launchers import slurm_client, slurm_ray
 from pth_exp.launchers.place import LOG
 from pth_exp.lifecycle import State
 from pth_exp.records.fields import segment_name
@@ -39,6 +40,8 @@ class SlurmRun:
         variables: the environment that it starts with, on top of the job's.
         folder: where it starts.
         requeue: whether a job that is stopped goes back into the queue.
+        ray_python: verl's interpreter, a container's command line before it perhaps, for a job of several nodes: Ray joins them.
+        ray_gpus: that each of these is to have; None for those that it has.
     """
 
     run_dir: Path
@@ -46,6 +49,8 @@ class SlurmRun:
     variables: Mapping[str, str]
     folder: str
     requeue: bool
+    ray_python: Sequence[str] | None = None
+    ray_gpus: int | None = None
 
     def __call__(self) -> None:
         """Raises SystemExit with the worker's exit code when the run did not complete."""
@@ -55,25 +60,37 @@ class SlurmRun:
 
     def run(self) -> int:
         """Execute the run; 0 when it is completed."""
+        if self.ray_python is not None and not slurm_ray.is_first():
+            return slurm_ray.join(self.ray_python, self.run_dir)
         job_id = this_job()
         self._wait_for_own_attempt(job_id)
         if lifecycle.state(self.run_dir)[0] is State.COMPLETED:  # it ended while SLURM was stopping it
             print(f"{self.run_dir} is completed; it is not run again")
             return 0
         earlier, worker = lifecycle.newest_attempt(self.run_dir), _Worker()
-        code = worker.run(lambda: self._start(job_id))
+        try:
+            with ExitStack() as cluster:
+                code = worker.run(lambda: self._start(job_id, cluster))
+        except slurm_ray.NoCluster as error:
+            lifecycle.note(self.run_dir, State.FAILED, "job", str(error), job_id)
+            print(error, file=sys.stderr)
+            return 1
         leftovers.clear(self.run_dir)
         stopped = code == _PREEMPTED or code < 0  # by itself it would have ended otherwise
         if worker.received and stopped and lifecycle.state(self.run_dir)[0] is not State.COMPLETED:
             self._put_back(job_id, signal.SIGUSR2 in worker.received, earlier)
         return code if code >= 0 else 128 - code
 
-    def _start(self, job_id: str) -> subprocess.Popen[bytes]:
+    def _start(self, job_id: str, cluster: ExitStack) -> subprocess.Popen[bytes]:
+        """Raises `NoCluster`."""
+        more: Mapping[str, str] = {}
+        if self.ray_python is not None:
+            more = cluster.enter_context(slurm_ray.head(self.ray_python, self.run_dir, self.ray_gpus))
         with (self.run_dir / LOG).open("ab") as log:
             return subprocess.Popen(
                 self.command,
                 cwd=self.folder,
-                env={**os.environ, **self.variables, "PTH_JOB_ID": job_id},
+                env={**os.environ, **self.variables, **more, "PTH_JOB_ID": job_id},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

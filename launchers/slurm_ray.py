@@ -28,9 +28,7 @@ from pathlib import Path
 
 from pth_exp import leftovers, marked, steadfast
 from pth_exp.launchers import slurm_client
-from pth_exp.launchers.place import Job
 from pth_exp.launchers.slurm_client import SlurmError
-from pth_exp.refusal import refuse
 
 MARK = "PTH_RAY_NODE"
 """Which node's processes a process is of."""
@@ -63,29 +61,6 @@ class Head:
         return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
 
 
-def require(job: Job, nodes: int, gpus_per_node: int | None) -> None:
-    """Raises ``Refusal`` for a run that cannot be laid out over so many nodes; ``None`` asks for as many GPUs as it needs."""
-    if job.stack != "verl":
-        if nodes > 1:
-            raise refuse("launcher.nodes", nodes, f"a run of stack={job.stack} is one process", "give launcher.nodes=1")
-        return
-    if nodes > 1 and job.ray_address is not None:
-        why = f"the run joins the cluster at stack.ray_address={job.ray_address}, and would leave these nodes idle"
-        raise refuse("launcher.nodes", nodes, why, "give launcher.nodes=1, or stack.ray_address=null")
-    if job.ranks % nodes:
-        why = f"stack.ranks={job.ranks} cannot be divided into equal parts over so many"
-        raise refuse("launcher.nodes", nodes, why, "give nodes that divide stack.ranks")
-    each = job.ranks // nodes
-    if job.device == "cuda" and job.ray_address is None and gpus_per_node is not None and gpus_per_node < each:
-        why = f"stack.ranks={job.ranks} take a GPU each, {each} on each of {nodes} node{'s' * (nodes != 1)}"
-        raise refuse("launcher.gpus_per_node", gpus_per_node, why, f"give {each}, or more nodes, or fewer ranks")
-
-
-def stand_ins(job: Job, nodes: int) -> int | None:
-    """What counts as a node's GPUs on CPUs, where verl places its workers by GPU all the same; None where there are real ones."""
-    return job.ranks // nodes if job.device == "cpu" else None
-
-
 def is_first() -> bool:
     """Whether this is the task that runs the worker."""
     return os.environ.get("SLURM_PROCID", "0") == "0"
@@ -95,11 +70,11 @@ def is_first() -> bool:
 
 
 @contextmanager
-def head(python: Path, job_dir: Path, gpus: int | None) -> Iterator[dict[str, str]]:
+def head(python: Sequence[str], job_dir: Path, gpus: int | None) -> Iterator[dict[str, str]]:
     """A head on this node, which the job's other nodes have joined; the environment of the worker that is to use it.
 
     Args:
-        python: the interpreter of verl's environment.
+        python: the command line of verl's interpreter, a container's before it perhaps.
         job_dir: a folder that the job's nodes share.
         gpus: of each node; None for those that it has.
 
@@ -125,7 +100,7 @@ def head(python: Path, job_dir: Path, gpus: int | None) -> Iterator[dict[str, st
 # -------------------------------------------------------------------------------------------------------------- the others
 
 
-def join(python: Path, job_dir: Path) -> int:
+def join(python: Sequence[str], job_dir: Path) -> int:
     """Join the first task's head with this node, and stay until it ends; the exit code, with the reason on standard error."""
     for number in steadfast.SIGNALS:  # the first task has the worker stop; SLURM's SIGKILL follows if that takes too long
         signal.signal(number, signal.SIG_IGN)
@@ -245,7 +220,7 @@ class _Node:
 
 
 @contextmanager
-def _node(python: Path, job_dir: Path, options: Sequence[str], address: str, known: Head) -> Iterator[_Node]:
+def _node(python: Sequence[str], job_dir: Path, options: Sequence[str], address: str, known: Head) -> Iterator[_Node]:
     """``ray start`` on this machine; everything that came of it is ended. Raises `NoCluster`."""
     record, mark = job_dir / f".ray-{_here()}", secrets.token_hex(8)
     record.mkdir(exist_ok=True)
@@ -273,7 +248,7 @@ def _node(python: Path, job_dir: Path, options: Sequence[str], address: str, kno
         environment = {**{k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")}, **more}
         segments = set[Path]()
         try:
-            ray = _start([str(python), "-P", "-m", "ray.scripts.scripts", "start", *words], environment, scratch)
+            ray = _start([*python, "-P", "-m", "ray.scripts.scripts", "start", *words], environment, scratch)
             yield _Node(ray, mark, record, segments)
         finally:
             marked.remove(segments | marked.end(lambda: marked.processes(MARK, mark, scratch)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pth_exp.launchers.place import Job
-from pth_exp.refusal import Objection, Refusal
+from pth_exp.refusal import Objection, Refusal, refuse
 
 _GIB = 1 << 30
 _VERL_CPUS = 4
@@ -62,6 +62,27 @@ class SlurmSettings:
         if objections:
             raise Refusal(objections)
 
+    def require(self, job: Job) -> None:
+        """Raises ``Refusal`` for a run that cannot be laid out over a job's nodes and their GPUs."""
+        nodes = self.nodes
+        if job.stack != "verl":
+            if nodes > 1:
+                raise refuse("launcher.nodes", nodes, f"a run of stack={job.stack} is one process", "give launcher.nodes=1")
+            return
+        if job.ray_address is not None:  # its ranks are there, and not in the job
+            if nodes > 1:
+                why = f"the run joins the cluster at stack.ray_address={job.ray_address}, and these nodes would stand idle"
+                raise refuse("launcher.nodes", nodes, why, "give launcher.nodes=1, or stack.ray_address=null")
+            return
+        if job.ranks % nodes:
+            why = f"stack.ranks={job.ranks} cannot be divided into equal parts over so many"
+            raise refuse("launcher.nodes", nodes, why, "give as many nodes as divide stack.ranks")
+        each, gpus = job.ranks // nodes, self._gpus(job)
+        there = int(count) if (count := str(gpus or 0).rpartition(":")[2]).isdigit() else each
+        if job.device.startswith("cuda") and there < each:
+            why = f"stack.ranks={job.ranks} take a GPU each, {each} on each of {nodes} node{'s' * (nodes != 1)}"
+            raise refuse("launcher.gpus_per_node", gpus, why, f"give {each}, or more nodes, or fewer ranks")
+
     def options(self, job: Job) -> dict[str, Any]:
         """Options of sbatch for a run, by their names there; True is a flag. Raises ``Refusal``."""
         options = {
@@ -92,6 +113,13 @@ class SlurmSettings:
         if self.python is not None and job.stack != "verl":  # a verl run's is stack.python
             python = self.python
         return [*shlex.split(self.container or ""), python, *rest]
+
+    def ray(self, job: Job) -> dict[str, Any]:
+        """What starts Ray on the nodes of a job that has several; empty for one, whose worker does it by itself."""
+        if job.stack != "verl" or self.nodes == 1:
+            return {}
+        stand_ins = job.ranks // self.nodes if job.device == "cpu" else None  # verl places its workers by GPU, on CPUs too
+        return {"ray_python": [*shlex.split(self.container or ""), job.command()[0]], "ray_gpus": stand_ins}
 
     def _cpus(self, job: Job) -> int:
         if self.cpus_per_task is not None:

@@ -64,7 +64,12 @@ def main(arguments: Sequence[str]) -> int:
     if not jobs and not refused:
         print(f"nothing to resume in {sweep}")
         return int(running)
-    return conclude(refused + place.dispatch(jobs), sweep, sys.stderr) or int(running)
+    try:
+        results = place.dispatch(jobs)
+    except Refusal as error:
+        print(f"pth resume: {error}", file=sys.stderr)
+        return 2
+    return conclude(refused + results, sweep, sys.stderr) or int(running)
 
 
 def named_sweep(words: Sequence[str]) -> Path | None:

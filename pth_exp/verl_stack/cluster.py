@@ -57,7 +57,7 @@ def joined(
     else:
         _reach(where)
     if "SLURM_JOB_ID" in os.environ:  # what bounds this job's memory; Ray would end processes when others fill the machine's
-        os.environ["RAY_memory_monitor_refresh_ms"] = "0"
+        os.environ |= {"RAY_memory_monitor_refresh_ms": "0"}
     os.environ["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"  # inside a job that has an environment of its own
     import ray
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
@@ -106,7 +106,8 @@ def layout(ranks: int, gpus: Sequence[int], device: str) -> tuple[int, int]:
     there = f"{sum(gpus)}" if len(gpus) == 1 else f"{' + '.join(map(str, gpus))} on its {len(gpus)} nodes"
     if sum(gpus) >= ranks:
         there += ", which do not hold them in equal parts"
-    remedy = "take more GPUs, or fewer ranks" if device == "cuda" else f"start it with --num-gpus={ranks}: on CPUs they are stand-ins"
+    stand_ins = f"start it with --num-gpus={ranks}: on CPUs they are stand-ins"
+    remedy = "take more GPUs, or fewer ranks" if device == "cuda" else stand_ins
     raise ValueError(f"stack.ranks: {ranks} ranks take a GPU each, and the Ray cluster has {there}; {remedy}")
 
 

@@ -80,7 +80,7 @@ def _model(folder: str) -> Any:
 def _of_all(config: Config, overrides: Sequence[str], models: bool) -> Iterator[Objection]:
     verl = verl_config(config)
     if models:
-        put(verl, places(config, Path("checkpoint")))
+        put(verl, places(config, Path("checkpoint"), (1, verl.trainer.n_gpus_per_node)))
     try:
         _check(verl, models)
     except Exception as error:  # verl raises whatever it likes
