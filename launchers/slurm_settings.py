@@ -81,7 +81,7 @@ class SlurmSettings:
         there = int(count) if (count := str(gpus or 0).rpartition(":")[2]).isdigit() else each
         if job.device.startswith("cuda") and there < each:
             why = f"stack.ranks={job.ranks} take a GPU each, {each} on each of {nodes} node{'s' * (nodes != 1)}"
-            raise refuse("launcher.gpus_per_node", gpus, why, f"give {each}, or more nodes, or fewer ranks")
+            raise refuse("launcher.gpus_per_node", self.gpus_per_node, why, f"give {each}, or more nodes, or fewer ranks")
 
     def options(self, job: Job) -> dict[str, Any]:
         """Options of sbatch for a run, by their names there; True is a flag. Raises ``Refusal``."""

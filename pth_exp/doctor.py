@@ -1,4 +1,4 @@
-"""``pth doctor``: what each stack needs, what is there in which version, and the command that installs what is missing."""
+"""``pth doctor``: what each stack needs, what is there in which version, the command that installs what is missing; and SLURM."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from packaging.requirements import Requirement
 
 from pth_exp import freeze, machine
 from pth_exp.interpreters import INSTALL, NoInterpreter, interpreter
+from pth_exp.launchers import slurm_client
 
 PROJECT = "pth-exp"
+EXTRAS = ("gguf", "smollm2", "8bit", "ray", "slurm")
 VERL_NEEDS = ("verl>=0.9.1,<0.10", "vllm>=0.24", "ray>=2.41", "tensordict>=0.10", "TransferQueue>=0.1.10", "torch>=2.9", PROJECT)
 """What the stack is written for and has run with; the environment's own pins are in constraints-verl.txt."""
 
@@ -63,9 +65,7 @@ def trainer_environment() -> Environment:
     items = []
     for text in importlib.metadata.requires(PROJECT) or ():
         wanted = Requirement(text)
-        extra = next(
-            (e for e in ("gguf", "smollm2", "8bit", "ray") if wanted.marker and wanted.marker.evaluate({"extra": e})), None
-        )
+        extra = next((e for e in EXTRAS if wanted.marker and wanted.marker.evaluate({"extra": e})), None)
         if wanted.marker is not None and extra is None:
             continue
         pip = f"pip install '{PROJECT}{f'[{extra}]' if extra else ''}'"
@@ -110,6 +110,24 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
+def slurm_facts() -> dict[str, Any]:
+    """What ``pth_slurm`` finds here: ``missing`` commands, ``version``, whether the controller ``answers``, and ``why`` not.
+
+    A machine without any of the commands is no part of a cluster, and nothing is wrong with it.
+    """
+    missing = slurm_client.missing()
+    facts: dict[str, Any] = {"missing": missing, "version": None, "answers": None, "why": None}
+    if len(missing) == len(slurm_client.PROGRAMS):
+        return facts
+    try:
+        facts["version"] = slurm_client.call(["sbatch", "--version"]).split()[-1]
+        said = slurm_client.call(["scontrol", "ping"]).strip()
+        facts |= {"answers": " is UP" in said, "why": None if " is UP" in said else said}
+    except slurm_client.SlurmError as error:
+        facts |= {"answers": False, "why": str(error)}
+    return facts
+
+
 def _links(folder: Path) -> bool:
     """Whether the lease can work in this folder."""
     import tempfile
@@ -151,26 +169,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     environments = [trainer_environment(), verl_environment()]
     asked = set(chosen.stacks) or {e.stack for e in environments if e.python is not None}
-    facts = machine_facts()
+    facts, slurm = machine_facts(), slurm_facts()
     well = all(e.complete for e in environments if e.stack in asked) and facts["hard_links"]
     if chosen.json:
         described = [asdict(e) | {"complete": e.complete, "asked": e.stack in asked} for e in environments]
-        print(json.dumps({"well": well, "machine": facts, "environments": described}, indent=2))
+        print(json.dumps({"well": well, "machine": facts, "slurm": slurm, "environments": described}, indent=2))
     else:
-        _show(environments, facts)
+        _show(environments, facts, slurm)
     return 0 if well else 1
 
 
-def _show(environments: Sequence[Environment], facts: Mapping[str, Any]) -> None:
+def _show(environments: Sequence[Environment], facts: Mapping[str, Any], slurm: Mapping[str, Any]) -> None:
     gpus = ", ".join(facts["gpus"]) or "no GPU"
     print(f"machine  {facts['host']}: {facts['cores']} cores, {facts['memory_gb']} GB of memory free, {gpus}")
     links = "hard links work" if facts["hard_links"] else "no hard links: runs cannot be leased here, use another folder"
     print(f"folder   {Path.cwd()}: {facts['free_disk_gb']} GB free, {links}")
+    print(f"SLURM    {_slurm(slurm)}")
     for environment in environments:
         print(f"\n{environment.stack}: {environment.python or 'not installed'}")
         for item in environment.items:
             state = "" if item.state == "present" else f"  {item.state}: {item.remedy}"
             print(f"  {item.name:<16} {item.found or '-':<14} {item.wanted:<16}{state}".rstrip())
+
+
+def _slurm(facts: Mapping[str, Any]) -> str:
+    if facts["answers"] is None:
+        return "none of its commands is on the path: this machine submits no jobs"
+    here = f"{facts['version'] or 'of a version it does not tell'}, "
+    if facts["missing"]:
+        here += f"without {', '.join(facts['missing'])}, "
+    return here + ("its controller answers" if facts["answers"] else f"its controller does not answer: {facts['why']}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pytest
 
 from pth_exp import doctor, interpreters
 from pth_exp.cli import main
+from pth_exp.launchers import slurm_client
 
 
 def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -97,3 +98,52 @@ def test_text_names_each_environment(nowhere: Path, capsys: pytest.CaptureFixtur
     assert doctor.main([]) == 0
     said = capsys.readouterr().out
     assert "trainer: " in said and "verl: not installed" in said and "make verl" in said
+
+
+def _programs(folder: Path, scontrol: str, names: tuple[str, ...] = slurm_client.PROGRAMS) -> str:
+    """A path with SLURM's commands on it, of which ``scontrol`` says ``scontrol``."""
+    for name in names:
+        program = folder / name
+        program.write_text("#!/bin/sh\n" + (scontrol if name == "scontrol" else "echo slurm 23.11.4") + "\n")
+        program.chmod(0o755)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "names", "said"),
+    [
+        ("echo 'Slurmctld(primary) at head is UP'", slurm_client.PROGRAMS, "23.11.4, its controller answers"),
+        (
+            "echo 'Slurmctld(primary) at head is DOWN'",
+            slurm_client.PROGRAMS,
+            "23.11.4, its controller does not answer: Slurmctld(primary) at head is DOWN",
+        ),
+        (
+            "echo 'scontrol: error: no configuration' >&2; exit 1",
+            slurm_client.PROGRAMS,
+            "23.11.4, its controller does not answer: no configuration",
+        ),
+        (
+            "echo 'Slurmctld(primary) at head is UP'",
+            tuple(name for name in slurm_client.PROGRAMS if name not in ("squeue", "scancel")),
+            "23.11.4, without squeue, scancel, its controller answers",
+        ),
+        ("", (), "none of its commands is on the path: this machine submits no jobs"),
+    ],
+)
+def test_slurm_is_told_by_its_commands_and_its_controller(
+    scontrol: str,
+    names: tuple[str, ...],
+    said: str,
+    nowhere: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PATH", _programs(tmp_path, scontrol, names))
+    assert doctor.main([]) == 0
+    out = capsys.readouterr().out
+    assert f"\nSLURM    {said}\n" in out and "submitit" in out
+    _, told = ask(capsys)
+    assert told["slurm"]["missing"] == [name for name in slurm_client.PROGRAMS if name not in names]
+    assert told["slurm"]["answers"] is (None if not names else "controller answers" in said)

@@ -6,10 +6,15 @@ A process imports verl once, for a CPU or not; the job's processes do when they 
 from __future__ import annotations
 
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +23,8 @@ pytest.importorskip("verl", reason="not verl's environment: make verl")
 from pth_exp import marked
 from pth_exp.freeze import HASH_FILE
 from pth_exp.schema import VerlStack
-from pth_exp.verl_stack import frozen, host
+from pth_exp.verl_stack import cluster, frozen, host
+from pth_exp.verl_stack.watchdog import Broken, Watchdog, watching
 
 DRIVER = """
 import os, signal, sys
@@ -101,6 +107,86 @@ def test_what_breaks_ends_the_wait_with_its_reason_and_leaves_nothing(case: str,
     pid = done.stdout.rpartition("waiter ")[2].split()[0] if "waiter" in done.stdout else ""
     last = next(line for line in reversed(done.stderr.splitlines()) if line.startswith("pth_exp."))
     assert says.format(pid=pid) in last, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "held"),
+    [
+        (1, [8], (1, 1)),
+        (8, [8], (1, 8)),
+        (8, [4, 4], (2, 4)),
+        (6, [4, 2, 2], (3, 2)),
+        (2, [1, 1, 0], (2, 1)),
+        (4, [8, 8], (1, 4)),
+    ],
+)
+def test_ranks_lie_on_as_few_nodes_as_hold_them_in_equal_parts(ranks: int, gpus: list[int], held: tuple[int, int]) -> None:
+    assert cluster.layout(ranks, gpus, "cuda") == held
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "device", "said"),
+    [
+        (4, [2], "cuda", "stack.ranks: 4 ranks take a GPU each, and the Ray cluster has 2; take more GPUs, or fewer ranks"),
+        (4, [3, 1], "cuda", "the Ray cluster has 3 + 1 on its 2 nodes, which do not hold them in equal parts"),
+        (2, [1], "cpu", "start it with --num-gpus=2"),
+    ],
+)
+def test_a_cluster_that_cannot_hold_them_is_refused(ranks: int, gpus: list[int], device: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        cluster.layout(ranks, gpus, device)
+
+
+def test_an_allocation_with_too_few_gpus_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # as SLURM sets it
+    monkeypatch.setattr(cluster, "_init", lambda arguments: pytest.fail("Ray was started"))
+    joined = cluster.joined(VerlStack("verl", device="cuda", ranks=2), "cuda", {}, tmp_path, Watchdog())
+    with pytest.raises(ValueError, match="2 ranks take a GPU each, and the Ray cluster has 1"), joined:
+        pass
+
+
+def test_the_configs_cluster_comes_before_the_jobs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cluster.VARIABLE, "job:1")
+    assert cluster.address(VerlStack("verl", ray_address="configured:1")) == "configured:1"
+    assert cluster.address(VerlStack("verl")) == "job:1"
+
+
+def test_a_cluster_that_does_not_answer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(cluster.VARIABLE, raising=False)
+    monkeypatch.setattr(cluster, "REACH_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = f"127.0.0.1:{server.getsockname()[1]}"
+    for address in (where, "no.such.host.invalid:6379"):
+        joined = cluster.joined(VerlStack("verl", ray_address=address), "cpu", {}, tmp_path, Watchdog())
+        said = rf"stack\.ray_address={address}: nothing answers there within 0\.2 s: .*host:port"
+        with pytest.raises(ValueError, match=said), joined:
+            pass
+    monkeypatch.setenv(cluster.VARIABLE, where)
+    joined = cluster.joined(VerlStack("verl"), "cpu", {}, tmp_path, Watchdog())
+    with pytest.raises(ValueError, match=f"{cluster.VARIABLE}={where}: nothing answers"), joined:
+        pass
+
+
+def test_a_cluster_that_goes_away_ends_the_run_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr(cluster, "GONE_SECONDS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=where))
+        with watching() as watchdog:
+            watch = threading.Thread(target=cluster._watch_cluster, args=(watchdog, left := threading.Event()), daemon=True)
+            watch.start()
+            for _ in range(2):
+                server.accept()[0].close()
+            left.set()
+            watch.join()
+            assert watchdog.error is None
+    with pytest.raises(Broken, match=f"the Ray cluster at {where} is gone"), watching() as watchdog:
+        cluster._watch_cluster(watchdog, threading.Event())
+        signal.pause()
 
 
 def test_a_start_that_took_too_long_is_made_again(tmp_path: Path) -> None:
