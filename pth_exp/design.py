@@ -97,7 +97,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mapping to {dotted path: leaf}; lists, and empty mappings, are leaves."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping) and value:
+        if value and (type(value) is dict or isinstance(value, Mapping)):
             flat.update(flatten(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value

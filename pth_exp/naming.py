@@ -104,6 +104,11 @@ class Runs:
         left = sum(grid.runs for grid in grids[most:])
         return "; ".join([*parts, *([f"and {left} more runs"] if left else [])])
 
+    def say(self, field: str, of: Mapping[str, str]) -> bool:
+        """Whether the labels say already which run has which value of ``field``."""
+        name = "" if field == "arm.name" else field.removesuffix(".name")
+        return all(self._coordinates[label].get(name) == value for label, value in of.items())
+
     def _grid(self, grid: Grid) -> str:
         fields = self.telling(grid)
         text = SEPARATOR.join(f"{name}={_in_few(these)}" if name else _in_few(these) for name, these in fields.items())

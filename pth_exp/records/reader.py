@@ -63,11 +63,16 @@ class RunRecords:
         return str(self.frozen["run"]["label"])
 
     @classmethod
-    def load(cls, run_dir: Path) -> Self:
-        """Raises NothingToRead when the directory has no readable ``frozen.yaml``."""
+    def load(cls, run_dir: Path, rows: bool = True) -> Self:
+        """``rows=False`` reads what a run was to do and what it drew first, the frozen file and the first batches, alone.
+
+        Raises NothingToRead when the directory has no readable ``frozen.yaml``.
+        """
         run = cls(run_dir, read_frozen(run_dir))
-        run.manifest = run._content("manifest.json", json.loads, dict)
         run.first_batches = run._content("first_batches.json", json.loads, list)
+        if not rows:
+            return run
+        run.manifest = run._content("manifest.json", json.loads, dict)
         run.received = run.mapping("received.yaml")
         run.updates = run._rows("updates")
         run.batches = run._rows("batches")
@@ -157,8 +162,10 @@ class Sweep:
     problems: list[Problem] = field(default_factory=list)
 
     @classmethod
-    def load(cls, path: Path | None = None) -> Self:
+    def load(cls, path: Path | None = None, rows: bool = True) -> Self:
         """Reads a sweep's directory, an experiment's (its latest sweep), or, for None, the latest of ``multirun_outputs``.
+
+        ``rows`` as in `RunRecords.load`.
 
         Raises NothingToRead when there is no sweep.
         """
@@ -167,7 +174,7 @@ class Sweep:
         sweep = cls(directory, index, [])
         for entry in index["runs"]:
             try:
-                sweep.runs.append(RunRecords.load(directory / entry["dir"]))
+                sweep.runs.append(RunRecords.load(directory / entry["dir"], rows))
             except NothingToRead as error:
                 sweep.problems.append(Problem("missing", entry["dir"], f"{entry['label']}: {error}"))
         return sweep

@@ -6,42 +6,23 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pth_exp.checks.config import described, design_config, parting
-from pth_exp.design import Comparison, Described, compare
+from pth_exp.checks.config import described, design_config
+from pth_exp.design import Comparison, Described, compare, flatten
 from pth_exp.freeze import FILE
+from pth_exp.naming import values
 from pth_exp.records.reader import NothingToRead, RunRecords, Sweep, find_sweep, read_frozen, read_index
-from pth_exp.report.text import Painter, paragraph, table
-from pth_exp.schema import DesignConfig
-
-GROUPS = {
-    "varied": "varied: declared by the design",
-    "per_arm": "per arm: belongs to the arm, or declared for it",
-    "execution": "execution: must not change results",
-    "unexpected": "unexpected: no design declares it",
-}
-MOST_COLUMNS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """The first batches of a run beside those of the first run given.
-
-    ``batch`` and ``position`` say where they part, None where one continues the other; ``expected`` says whether the data
-    seeds say the same; None for runs that draw from other prompts or in batches of another size.
-    """
-
-    run: str
-    compared: int
-    batch: int | None
-    position: int | None
-    expected: bool | None
+from pth_exp.report.diff_text import GROUPS, Found, markdown, text
+from pth_exp.report.first_prompts import Prompts, prompts
+from pth_exp.report.text import Painter
+from pth_exp.schema import DesignConfig, nearest
 
 
 @dataclass(slots=True)
@@ -50,8 +31,9 @@ class _Given:
 
     runs: list[Described]
     design: DesignConfig
-    records: list[RunRecords] = field(default_factory=list)
+    records: dict[str, RunRecords] = field(default_factory=dict)
     whole_sweep: bool = False
+    unreadable: list[str] = field(default_factory=list)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -67,31 +49,65 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--vary", metavar="FIELD[,FIELD]", help="fields that may differ; default: what the design of the runs declares"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+    parser.add_argument("--only-unexpected", action="store_true", help="show what no design declares, and nothing else")
+    parser.add_argument("--fields", metavar="GLOB[,GLOB]", help="show these fields; they are all compared, and all count")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+    form.add_argument("--markdown", action="store_true", help="print Markdown, for a pull request or an appendix")
     arguments = parser.parse_args(argv)
     try:
         given = _read(arguments.what)
+        asked = _asked(arguments.fields, given.runs)
     except NothingToRead as error:
         print(f"pth diff: {error}", file=sys.stderr)
         return 2
     if arguments.vary is not None:
         given.design = replace(given.design, vary=arguments.vary.split(","))
     comparison = compare(given.runs, given.design)
-    prompts = _prompts(given)
+    beside = prompts(given.records, "seeds.data" in given.design.fixed)
     findings = comparison.findings if given.whole_sweep else [f for f in comparison.findings if f.field in comparison.unexpected]
-    unexpected = bool(comparison.unexpected) or any(p.expected is False for p in prompts)
+    unexpected = bool(comparison.unexpected) or any(p.expected is False for p in beside)
+    shown = [group for group in GROUPS if group == "unexpected" or not arguments.only_unexpected]
+    found = Found(
+        kind="runs" if given.records else "files",
+        runs=[run.label for run in given.runs],
+        groups={g: {p: v for p, v in getattr(comparison, g).items() if asked is None or p in asked} for g in shown},
+        findings=[f for f in findings if asked is None or f.field in asked],
+        prompts=[p for p in beside if asked is None and not (arguments.only_unexpected and p.expected)],
+        notes=[] if asked is None else list(_hidden(comparison, beside, asked)),
+    )
     if arguments.json:
-        groups = {group: getattr(comparison, group) for group in GROUPS}
-        document = {"runs": [run.label for run in given.runs], **groups, "findings": [asdict(f) for f in findings]}
-        print(
-            json.dumps(document | {"prompts": [asdict(p) for p in prompts], "as_declared": not unexpected}, indent=1, default=str)
-        )
+        document: dict[str, Any] = {"runs": found.runs, **found.groups, "findings": [asdict(f) for f in found.findings]}
+        document |= {"prompts": [asdict(p) for p in found.prompts], "as_declared": not unexpected}
+        print(json.dumps(document, indent=1, default=str))
     else:
-        paint = Painter(sys.stdout)
-        print("\n".join(_text(given, comparison, prompts, paint)))
-        for finding in findings if given.records else []:
-            print("\n".join([*paragraph(f"{finding.kind}: {finding.message}", 2, paint.width), f"    remedy: {finding.remedy}"]))
-    return 1 if unexpected else 0
+        print("\n".join(markdown(found) if arguments.markdown else text(found, Painter(sys.stdout))))
+    for message in given.unreadable:
+        print(f"pth diff: not compared: {message}", file=sys.stderr)
+    return 2 if given.unreadable else int(unexpected)
+
+
+def _asked(globs: str | None, runs: Sequence[Described]) -> Container[str] | None:
+    """The fields that are to be shown; None is all. Raises NothingToRead for a name that no field has."""
+    if globs is None:
+        return None
+    fields = dict.fromkeys(path for run in runs for path in flatten(run.values))
+    named: dict[str, None] = {}
+    for glob in globs.split(","):
+        matching = [path for path in fields if fnmatchcase(path, glob) or path.startswith(f"{glob}.")]
+        if not matching:
+            raise NothingToRead(f"--fields {glob}: no such field{nearest(glob, fields)}")
+        named |= dict.fromkeys(matching)
+    return named
+
+
+def _hidden(comparison: Comparison, beside: Sequence[Prompts], asked: Container[str]) -> Iterator[str]:
+    """That something unexpected is not among the fields that were asked for."""
+    hidden = [path for path in comparison.unexpected if path not in asked]
+    if any(one.expected is False for one in beside):
+        hidden.append("prompt IDs of the first batches")
+    if hidden:
+        yield f"not shown, and unexpected as well: {values(hidden)}"
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -99,20 +115,25 @@ def main(argv: Sequence[str]) -> int:
 
 def _read(paths: Sequence[Path]) -> _Given:
     if len(paths) < 2 and not (paths and _run_dir(paths[0])):
-        sweep = Sweep.load(paths[0] if paths else None)
-        return _Given([described(run) for run in sweep.runs], design_config(sweep.index["design"]), sweep.runs, whole_sweep=True)
+        sweep = Sweep.load(paths[0] if paths else None, rows=False)
+        return _Given(
+            [described(run) for run in sweep.runs],
+            design_config(sweep.index["design"]),
+            {run.label: run for run in sweep.runs},
+            whole_sweep=True,
+            unreadable=[problem.message for problem in sweep.problems],
+        )
     if len(paths) == 1:
         raise NothingToRead(f"{paths[0]} is one run; give another beside it, or its sweep: {find_sweep(paths[0].parent)}")
-    runs, records = [], []
+    runs, records = [], dict[str, RunRecords]()
     for path, name in zip(paths, _names(paths), strict=True):
         run_dir = _run_dir(path)
         if run_dir is not None:
-            record = RunRecords.load(run_dir)
-            records.append(record)
-            runs.append(described(record, name))
+            records[name] = RunRecords.load(run_dir, rows=False)
+            runs.append(described(records[name], name))
         else:
             runs.append(Described(name, _plain(path)))
-    return _Given(runs, _common_design(records) if len(records) == len(runs) else DesignConfig(vary=[]), records)
+    return _Given(runs, _common_design([*records.values()]) if len(records) == len(runs) else DesignConfig(vary=[]), records)
 
 
 def _run_dir(path: Path) -> Path | None:
@@ -171,82 +192,3 @@ def _jsonable(value: Any) -> Any:
         return [_jsonable(item) for item in value]
     finite = value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and value - value == 0)
     return value if finite else str(value)
-
-
-# ------------------------------------------------------------------------------------------------------------- prompts
-
-
-def _prompts(given: _Given) -> list[Prompts]:
-    """Every further run against the first that wrote its first batches."""
-    drawn = [run for run in given.records if run.first_batches]
-    shared_order = "seeds.data" in given.design.fixed
-    return [_beside(drawn[0], run, shared_order) for run in drawn[1:]] if drawn else []
-
-
-def _beside(first: RunRecords, run: RunRecords, shared_order: bool) -> Prompts:
-    a, b = first.first_batches or [], run.first_batches or []
-    batch, position = parting(a, b) or (None, None)
-    compared = sum(map(len, a[: min(len(a), len(b))]))
-    inputs = [(r.frozen["inputs"]["data"], r.frozen["inputs"]["tokenizer"], r.config["prompts_per_update"]) for r in (first, run)]
-    if inputs[0] != inputs[1]:
-        return Prompts(run.label, compared, batch, position, None)
-    same_label = shared_order or first.config["seed"] == run.config["seed"]
-    same_seed = first.config["seeds"]["data"] == run.config["seeds"]["data"]
-    return Prompts(run.label, compared, batch, position, same_seed and same_label if batch is None else not same_seed)
-
-
-# ---------------------------------------------------------------------------------------------------------------- text
-
-
-def _text(given: _Given, comparison: Comparison, prompts: Sequence[Prompts], paint: Painter) -> Iterator[str]:
-    labels = [run.label for run in given.runs]
-    yield paint("bold", f"{len(labels)} runs" if given.records else f"{len(labels)} files")
-    nothing = True
-    for group, title in GROUPS.items():
-        fields: Mapping[str, Mapping[str, Any]] = getattr(comparison, group)
-        if fields:
-            nothing = False
-            yield ""
-            yield paint("fail" if group == "unexpected" else "bold", title)
-            yield from _columns(fields, labels) if len(labels) <= MOST_COLUMNS else _lists(fields, paint)
-    if nothing:
-        yield "nothing differs that decides a result"
-    if prompts:
-        first = next(run.label for run in given.records if run.first_batches)
-        yield ""
-        yield paint("bold", f"prompt IDs of the first batches, beside {first}")
-        rows = [[prompt.run, _place(prompt), _judgement(prompt)] for prompt in prompts]
-        for row, prompt in zip(table(rows, indent=2), prompts, strict=True):
-            yield ("  ".join(row) if prompt.expected is not False else paint("fail", "  ".join(row))).rstrip()
-    yield ""
-
-
-def _columns(fields: Mapping[str, Mapping[str, Any]], labels: Sequence[str]) -> Iterator[str]:
-    rows = [["", *labels], *([path, *(str(values[label]) for label in labels)] for path, values in fields.items())]
-    for row in table(rows, indent=2):
-        yield "  ".join(row).rstrip()
-
-
-def _lists(fields: Mapping[str, Mapping[str, Any]], paint: Painter) -> Iterator[str]:
-    """Each value with the runs that have it."""
-    for path, values in fields.items():
-        yield f"  {path}"
-        having: dict[str, list[str]] = {}
-        for label, value in values.items():
-            having.setdefault(str(value), []).append(label)
-        for value, runs in having.items():
-            yield from paragraph(f"{value}: {', '.join(runs)}", 4, paint.width)
-
-
-def _place(prompt: Prompts) -> str:
-    if prompt.batch is None:
-        return f"all {prompt.compared} the same"
-    return f"part at update {prompt.batch}, position {prompt.position}"
-
-
-def _judgement(prompt: Prompts) -> str:
-    if prompt.expected is None:
-        return "(other prompts, or batches of another size)"
-    if prompt.expected:
-        return "(as the seeds say)"
-    return "although the seeds differ" if prompt.batch is None else "although seeds.data is the same"

@@ -31,7 +31,9 @@ def test_declared_differences_exit_0(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert set(found["varied"]) == {"seed", "seeds.data", "seeds.sampling", "seeds.init"}
     assert found["per_arm"]["arm.name"] == {"grpo·seed=42": "grpo", "san·seed=43": "san"}
     assert found["unexpected"] == {} and found["findings"] == []
-    assert found["prompts"] == [{"run": "san·seed=43", "compared": 64, "batch": 0, "position": 0, "expected": True}]
+    assert found["prompts"] == [
+        {"run": "san·seed=43", "beside": "grpo·seed=42", "compared": 64, "batch": 0, "position": 0, "expected": True}
+    ]
     assert diff(capsys, *(run / "frozen.yaml" for run in pair)) == (code, found)
     assert diff(capsys, tmp_path / "s")[0] == 0
 
