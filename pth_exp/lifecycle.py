@@ -128,6 +128,7 @@ class Status:
         since: when the state was set, UTC.
         heartbeat_age: seconds since the heartbeat; ``None`` without one.
         job_id: of the newest attempt's job, or of one that is to begin the next; ``None`` where a place has none.
+        by: who set the state; ``None`` for one that nobody did: a loss is seen, and so is a run that was only frozen.
     """
 
     state: State
@@ -136,6 +137,7 @@ class Status:
     since: str | None
     heartbeat_age: float | None
     job_id: str | None = None
+    by: str | None = None
 
 
 def status(run_dir: Path, now: float | None = None) -> Status:
@@ -153,7 +155,7 @@ def status(run_dir: Path, now: float | None = None) -> Status:
     end, age, lost = _standing(run_dir, attempt, now)
     if end is None and lost is None:
         detail = f"{attempt.owner()}, heartbeat {age:.0f} s ago"
-        return Status(State.RUNNING, detail, attempt, attempt.claimed_at, age, attempt.job_id)
+        return Status(State.RUNNING, detail, attempt, attempt.claimed_at, age, attempt.job_id, attempt.by)
     if end is not None and end["state"] == State.COMPLETED:
         notes = []
     elif end is not None:  # what was noted before the attempt ended is out of date
@@ -163,7 +165,8 @@ def status(run_dir: Path, now: float | None = None) -> Status:
     if notes:
         return _noted(notes[-1], attempt)
     if end is not None:
-        return Status(State(end["state"]), end.get("reason") or attempt.owner(), attempt, end["at"], None, attempt.job_id)
+        detail = end.get("reason") or attempt.owner()
+        return Status(State(end["state"]), detail, attempt, end["at"], None, attempt.job_id, end["by"])
     return Status(State.LOST, f"{attempt.owner()}: {lost}", attempt, attempt.claimed_at, age, attempt.job_id)
 
 
@@ -446,9 +449,8 @@ def _states_file(run_dir: Path, number: int) -> Path:
 
 def _noted(row: Mapping[str, Any], attempt: Attempt | None) -> Status:
     detail = row.get("reason") or f"by {row['by']}"
-    return Status(
-        State(row["state"]), detail, attempt, row["at"], None, row.get("job_id") or (attempt.job_id if attempt else None)
-    )
+    job_id = row.get("job_id") or (attempt.job_id if attempt else None)
+    return Status(State(row["state"]), detail, attempt, row["at"], None, job_id, row["by"])
 
 
 def _row(state: State, role: str, reason: str) -> dict[str, Any]:
