@@ -38,12 +38,18 @@ Event = signal.Signals | dict[str, Queued] | SlurmError
 
 @dataclass(slots=True)
 class Flight:
-    """A run whose job SLURM has."""
+    """A run whose job SLURM has.
+
+    Attributes:
+        reason: why it waits.
+        missing: looks at the queue since it was last seen there.
+    """
 
     job: Job
     job_id: str
     started: bool = False
     reason: str = ""
+    missing: int = 0
 
 
 class SlurmPlace:
@@ -207,14 +213,23 @@ class _Sweep:
             flight.started = True
             self._shown.start(flight.job)
         if queued is None:
-            if state is not State.RUNNING:  # a controller forgets a job some minutes after its end, never before
-                self._end(flight, outcome(flight.job, "a job that SLURM no longer knows"))
-        elif queued.ended:
+            flight.missing += 1
+            if flight.missing > 1 and state is not State.RUNNING:
+                self._end(flight, self._vanished(flight, state))
+            return
+        flight.missing = 0
+        if queued.ended:
             self._end(flight, self._outcome(flight, queued))
         elif queued.reason != flight.reason and queued.waits:
             flight.reason = queued.reason
             if queued.reason not in _PATIENCE:
                 self._shown.message(f"[{flight.job.index}] {flight.job.label}  job {flight.job_id} waits: {queued.reason}")
+
+    def _vanished(self, flight: Flight, state: State) -> RunResult:
+        """SLURM forgets a job some minutes after its end; one of an array that is cancelled while it waits, at once."""
+        if state in (State.QUEUED, State.FROZEN):
+            return _failed(flight.job, f"job {flight.job_id} was cancelled before it began")
+        return outcome(flight.job, f"job {flight.job_id}, which SLURM no longer knows,")
 
     def _outcome(self, flight: Flight, queued: Queued) -> RunResult:
         hint = _HINTS.get(queued.state, "")
