@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from pth_exp.launchers.place import Job, RunResult
 from pth_exp.lifecycle import State
+from pth_exp.report.text import duration
 
 _TENTHS = 10
 
@@ -171,16 +172,6 @@ Progress = PlainProgress | LiveProgress
 def progress(jobs: Sequence[Job], stream: TextIO) -> Progress:
     """Live lines where ``stream`` is a terminal, plain ones otherwise."""
     return LiveProgress(jobs, stream) if stream.isatty() else PlainProgress(stream)
-
-
-def duration(seconds: float) -> str:
-    """``45s``, ``3m05s``, ``2h07m``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
 def _number(value: Any, form: str) -> str:

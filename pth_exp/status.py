@@ -4,53 +4,59 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pth_exp import lifecycle
-from pth_exp.lifecycle import State
-from pth_exp.records.reader import NothingToRead, find_sweep, read_index
+from pth_exp.records.reader import NothingToRead, find_sweep, read_frozen, read_index
+from pth_exp.report import standings
+from pth_exp.report.text import table
 from pth_exp.runfiles import server_time
-
-_ROW_BYTES = 1 << 16
-"""More than a row of updates takes."""
+from pth_exp.standing import ACTIVE, SweepStandings, counts, read_run
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="pth status", description="Where the runs of a sweep stand.")
-    parser.add_argument("sweep", type=Path, nargs="?", help="a sweep's directory; the latest sweep by default")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    """Exit code 0; 2 when there is nothing to read. At a terminal the table stays until every run has ended, or Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="pth status", description="Where the runs of a sweep stand.", epilog=main.__doc__)
+    parser.add_argument("what", type=Path, nargs="?", help="a sweep, the latest by default; or one run, for its history")
+    parser.add_argument("--once", action="store_true", help="print every run once, also at a terminal")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     asked = parser.parse_args(arguments)
     try:
-        sweep = find_sweep(asked.sweep)
-        runs = read_sweep(sweep)
+        if asked.what is not None and (asked.what / "frozen.yaml").is_file():
+            return _run(asked.what, asked.json)
+        sweep = find_sweep(asked.what)
+        return _sweep(sweep, SweepStandings(sweep), asked)
     except NothingToRead as error:
         print(f"pth status: {error}", file=sys.stderr)
         return 2
-    if asked.json:
-        print(json.dumps({"sweep": str(sweep), "runs": runs}, indent=1))
+    except KeyboardInterrupt:
         return 0
-    _print_table(
-        f"{sweep}  ({counts(State(run['state']) for run in runs)})",
-        ["run", "state", "update", "reward", "KL", "since (UTC)", "detail"],
-        [
-            [
-                f"[{run['index']}] {run['label']}",
-                run["state"],
-                f"{0 if run['update'] is None else run['update'] + 1}/{run['updates']}",
-                _number(run["reward"], ".3f"),
-                _number(run["kl"], ".2e"),
-                (run["since"] or "-")[:19].replace("T", " "),
-                run["detail"],
-            ]
-            for run in runs
-        ],
-    )
+
+
+def _sweep(sweep: Path, runs: SweepStandings, asked: argparse.Namespace) -> int:
+    now = runs.read()
+    if asked.json:
+        print(json.dumps({"sweep": str(sweep), "runs": [asdict(run) for run in now]}, indent=1))
+    elif not asked.once and standings.is_terminal() and any(run.state in ACTIVE for run in now):
+        standings.live(str(sweep), runs.read)
+    else:
+        print("\n".join(standings.whole(str(sweep), now)))
+    return 0
+
+
+def _run(run_dir: Path, as_json: bool) -> int:
+    frozen = read_frozen(run_dir)
+    run = read_run(run_dir, {**frozen["run"], "updates": frozen["config"].get("updates")})
+    states = lifecycle.history(run_dir)
+    attempts = [asdict(lifecycle.read_attempt(run_dir, n)) for n in range(1, lifecycle.newest_attempt(run_dir) + 1)]
+    if as_json:
+        print(json.dumps({"run": asdict(run), "states": states, "attempts": attempts}, indent=1))
+    else:
+        print("\n".join([*standings.whole(str(run_dir), [run]), "", *standings.history(states, attempts)]))
     return 0
 
 
@@ -64,7 +70,8 @@ def list_main(arguments: Sequence[str]) -> int:
         print(f"pth list: {asked.folder}: no such directory; give a folder of sweeps", file=sys.stderr)
         return 2
     indexes = sorted((p for p in asked.folder.glob("**/index.json") if not p.parent.is_symlink()), key=lambda p: p.parent.name)
-    sweeps, unreadable = [], []
+    sweeps: list[dict[str, Any]] = []
+    unreadable = []
     for folder in (path.parent for path in indexes):
         try:
             index, now = read_index(folder), server_time(folder)
@@ -76,74 +83,10 @@ def list_main(arguments: Sequence[str]) -> int:
     if asked.json:
         print(json.dumps(sweeps, indent=1))
     elif sweeps:
-        _print_table("", ["sweep", "created", "runs", "states"], [[str(value) for value in sweep.values()] for sweep in sweeps])
+        rows = [["sweep", "created", "runs", "states"], *([str(value) for value in sweep.values()] for sweep in sweeps)]
+        print("\n".join("  ".join(row).rstrip() for row in table(rows)))
     else:
         print(f"{asked.folder}: no sweeps; start one with pth run")
     for message in unreadable:
         print(f"pth list: {message}", file=sys.stderr)
     return 2 if unreadable else 0
-
-
-def read_sweep(sweep: Path) -> list[dict[str, Any]]:
-    """Every run's state and newest update, in the index's order. Raises NothingToRead for a sweep without a readable index."""
-    now = server_time(sweep)
-    runs = []
-    for entry in read_index(sweep)["runs"]:
-        status = lifecycle.status(sweep / entry["dir"], now)
-        row = last_update(sweep / entry["dir"]) or {}
-        runs.append(
-            {
-                "index": entry["index"],
-                "label": entry["label"],
-                "dir": entry["dir"],
-                "state": status.state,
-                "since": status.since,
-                "detail": status.detail,
-                "heartbeat_age": status.heartbeat_age,
-                "attempt": asdict(status.attempt) if status.attempt else None,
-                "update": row.get("update"),
-                "updates": entry["updates"],
-                "reward": row.get("reward/trained"),
-                "kl": row.get("rollout_corr/kl"),
-            }
-        )
-    return runs
-
-
-def last_update(run_dir: Path) -> dict[str, Any] | None:
-    """The last whole row of the newest segment of ``updates`` that has one."""
-    for path in sorted(run_dir.glob("updates.[0-9]*.jsonl"), reverse=True):
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _ROW_BYTES))
-            lines = file.read().split(b"\n")
-        if len(lines) > 1:
-            row: dict[str, Any] = json.loads(lines[-2])
-            return row
-    return None
-
-
-def counts(states: Any) -> str:
-    tally = Counter(states)
-    return ", ".join(f"{tally[state]} {state.lower()}" for state in State if tally[state]) or "no runs"
-
-
-def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for name in columns:
-        table.add_column(
-            name, overflow="fold" if name in ("detail", "sweep") else "ellipsis", no_wrap=name not in ("detail", "sweep")
-        )
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    if title:
-        console.print(title, markup=False, highlight=False)
-    console.print(table)
-
-
-def _number(value: Any, form: str) -> str:
-    return "-" if value is None else format(float(value), form)

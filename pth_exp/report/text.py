@@ -33,3 +33,13 @@ def paragraph(text: str, indent: int, width: int) -> Iterable[str]:
     """Wrapped text, every line indented."""
     pad = " " * indent
     return textwrap.wrap(text, width, initial_indent=pad, subsequent_indent=pad, break_long_words=False, break_on_hyphens=False)
+
+
+def duration(seconds: float) -> str:
+    """``45s``, ``3m05s``, ``2h07m``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

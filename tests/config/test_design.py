@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pth_exp.design import ABSENT, Described, brief, compare, flatten, labels
@@ -274,6 +274,7 @@ def test_runs_of_one_arm_that_differ_are_named_and_no_others() -> None:
     assert finding.message == ("arm.cap differs between runs of one arm: 2.0 (tis·seed=0..4, 6..99 (99 runs)), 3.0 (tis·seed=5)")
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2), st.sampled_from([1e-4, 1]), st.sampled_from("xy")), max_size=12)
 )
