@@ -79,7 +79,9 @@ class Slurm:
         self.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
 
     def resumed(self, node: str) -> None:
-        self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        """A node that only was reported down comes back by itself."""
+        if any(word in self.run("sinfo", "--noheader", "-n", node, "-o", "%T") for word in ("down", "drain")):
+            self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
 
 @contextmanager

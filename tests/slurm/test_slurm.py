@@ -261,3 +261,29 @@ def test_what_cannot_be_submitted_is_refused_before_anything_is_frozen(cluster: 
     assert "launcher.timeout_min=0: is not a whole number of at least 1" in refused("hydra.launcher.timeout_min=0")
     assert "is what the field launcher.mem_gb decides" in refused("+hydra.launcher.additional_parameters.mem=4G")
     assert "leaves nothing of the 1 minutes" in refused("hydra.launcher.timeout_min=1", "hydra.launcher.signal_delay_s=60")
+
+
+def test_a_node_that_fails_loses_no_update(cluster: Slurm, tmp_path: Path) -> None:
+    launcher = _start(tmp_path, "arm=grpo", "seed=1", ENDLESS)
+    (run,) = _runs(tmp_path, launcher)
+    until(all_reach([run], 4))
+    job_id = _job(run)
+    failed = cluster.job(job_id)["NodeList"]
+    cluster.run("scontrol", "update", f"NodeName={failed}", "State=DOWN", "Reason=test")
+    cluster.drained(failed)  # it would return to service as soon as it answers
+    try:
+        until(lambda: cluster.job(job_id)["JobState"] == "PENDING" and not alive([pid_of(run)]))
+        reached = len(RunRecords.load(run).updates)
+        _now(cluster, job_id)
+        until(all_reach([run], reached + 6))
+        assert cluster.job(job_id)["NodeList"] != failed
+        launcher.send_signal(signal.SIGINT)
+        out, err = launcher.communicate()
+    finally:
+        cluster.resumed(failed)
+    assert launcher.returncode == 1 and "1 preempted" in err, err + out
+    states, begun, again = [row["state"] for row in history(run)], ["FROZEN", "QUEUED", "RUNNING"], ["RUNNING", "PREEMPTED"]
+    assert states in ([*begun, "PREEMPTED", *again], [*begun, "LOST", *again])  # as SLURM kills it at once or after KillWait
+    records = RunRecords.load(run)
+    assert [row["update"] for row in records.updates] == list(range(len(records.updates)))
+    assert {problem.kind for problem in records.problems} <= {"torn"}
