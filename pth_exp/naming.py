@@ -104,6 +104,10 @@ class Runs:
         left = sum(grid.runs for grid in grids[most:])
         return "; ".join([*parts, *([f"and {left} more runs"] if left else [])])
 
+    def has(self, some: Iterable[str]) -> bool:
+        """Whether all of ``some`` are among the runs."""
+        return all(label in self._coordinates for label in some)
+
     def say(self, field: str, of: Mapping[str, str]) -> bool:
         """Whether the labels say already which run has which value of ``field``."""
         name = "" if field == "arm.name" else field.removesuffix(".name")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from pth_exp import sections
 
 Row = dict[str, Any]
 
+_SPELLED = re.compile(b"NaN|Infinity")
 _NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
@@ -130,7 +132,9 @@ class RunRecords:
             last = offset + len(line) == len(data)
             if line or not last:
                 try:
-                    row = _finite(json.loads(line))
+                    row = json.loads(line)
+                    if _SPELLED.search(line):
+                        row = _finite(row)
                 except ValueError:
                     row = None
                 if isinstance(row, dict):

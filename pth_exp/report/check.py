@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from math import sqrt
 from pathlib import Path
 
 from pth_exp.checks.result import Outcome, Verdict
 from pth_exp.checks.run import CHECKS, Report, check_sweep
+from pth_exp.naming import Runs
 from pth_exp.records.reader import NothingToRead, Sweep
 from pth_exp.report import shadows
 from pth_exp.report.summary import RunSummary, summarise
@@ -24,6 +25,10 @@ QUESTIONS = {
     "losses": "Is every loss the one that is written down?",
 }
 PICTURE = "check.png"
+MOST_NAMES = 12
+"""Runs, and replicates, that are named one by one."""
+
+Naming = Callable[[Sequence[str]], str]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -74,6 +79,7 @@ def _near(path: Path) -> Path:
 
 def _text(sweep: Sweep, report: Report, runs: Sequence[RunSummary], paint: Painter) -> Iterator[str]:
     gate = sweep.index["gate"]
+    named = _naming(sweep)
     yield paint("bold", str(_near(sweep.path)))
     yield f"{len(sweep.runs)} runs · gate: {gate['verdict']}"
     for finding in gate["findings"]:
@@ -83,17 +89,24 @@ def _text(sweep: Sweep, report: Report, runs: Sequence[RunSummary], paint: Paint
     for check in CHECKS:
         yield ""
         yield paint("bold", f"{CHECKS.index(check) + 1} {check}: {QUESTIONS[check]}")
-        yield from _details(report, [v for v in report.verdicts if v.check == check], paint)
+        yield from _details(report, [v for v in report.verdicts if v.check == check], named, paint)
     yield from shadows.text([pair for run in sweep.runs for pair in shadows.pairs(run)], paint)
     yield ""
     yield from _accuracy(runs, paint)
-    yield from _incomplete(sweep, runs, paint)
+    yield from _incomplete(sweep, runs, named, paint)
     yield ""
-    yield from _conclusion(report, paint)
+    yield from _conclusion(report, named, paint)
+
+
+def _naming(sweep: Sweep) -> Naming:
+    """How runs are named of which the same is to be said: a few by their labels, many by what they have in common."""
+    known = Runs([run.label for run in sweep.runs])
+    return lambda runs: ", ".join(runs) if len(runs) <= MOST_NAMES or not known.has(runs) else known.named(runs)
 
 
 def _matrix(sweep: Sweep, report: Report, paint: Painter) -> Iterator[str]:
-    rows = [[report.of(run.label, check) for check in CHECKS] for run in sweep.runs]
+    verdicts = {(verdict.run, verdict.check): verdict for verdict in report.verdicts}
+    rows = [[verdicts[run.label, check] for check in CHECKS] for run in sweep.runs]
     header = ["run", *(f"{i} {check}" for i, check in enumerate(CHECKS, 1))]
     cells = [
         [run.label, *(f"{v.outcome}{_mark(report, v)}  {v.number}" for v in row)]
@@ -116,7 +129,7 @@ def _mark(report: Report, verdict: Verdict) -> str:
     return "*" if (verdict.run, verdict.check) in report.declared else ""
 
 
-def _details(report: Report, verdicts: Sequence[Verdict], paint: Painter) -> Iterator[str]:
+def _details(report: Report, verdicts: Sequence[Verdict], named: Naming, paint: Painter) -> Iterator[str]:
     """Evidence for whatever did not pass, a sentence for what did; once for runs of which the same is to be said."""
     groups: dict[tuple[Outcome, str, tuple[str, ...]], list[str]] = {}
     notes = {"": "", "*": " (as declared)", "!": " (not as expected)"}
@@ -125,7 +138,7 @@ def _details(report: Report, verdicts: Sequence[Verdict], paint: Painter) -> Ite
         note = notes[_mark(report, verdict)]
         groups.setdefault((verdict.outcome, note, (verdict.reason, *evidence)), []).append(verdict.run)
     for (outcome, note, sentences), runs in groups.items():
-        first, *more = paragraph(", ".join(runs), 0, paint.width - 24)
+        first, *more = paragraph(named(runs), 0, paint.width - 24)
         yield f"  {paint(outcome, outcome)}{note}  {paint('bold', first)}"
         yield from (" " * 8 + paint("bold", line) for line in more)
         for sentence in sentences:
@@ -148,6 +161,9 @@ def _accuracy(runs: Sequence[RunSummary], paint: Painter) -> Iterator[str]:
     yield paint("bold", f"Accuracy at the end: greedy, {problems} problems, standard error of one number at most {error:.3f}")
     replicates = list(dict.fromkeys(run.replicate for run in runs))
     cells = list(dict.fromkeys(run.cell for run in runs))
+    if len(replicates) > MOST_NAMES:
+        yield from _accuracy_of_many(runs)
+        return
     rows = [["", *replicates, "mean" if len(replicates) > 1 else ""]]
     for name in cells:
         own = [run for run in runs if run.cell == name]
@@ -158,21 +174,37 @@ def _accuracy(runs: Sequence[RunSummary], paint: Painter) -> Iterator[str]:
         yield "  ".join(line).rstrip()
 
 
+def _accuracy_of_many(runs: Sequence[RunSummary]) -> Iterator[str]:
+    """For more replicates than stand side by side: of those of a cell that have ended."""
+    rows = [["", "runs", "least", "mean", "most"]]
+    cells: dict[str, list[float]] = {run.cell: [] for run in runs}
+    for run in runs:
+        if run.accuracy is not None and run.accuracy_at == run.planned:
+            cells[run.cell].append(run.accuracy)
+    for name, values in cells.items():
+        shown = [f"{v:.3f}" for v in (min(values), sum(values) / len(values), max(values))] if values else ["-"] * 3
+        rows.append([name, str(len(values)), *shown])
+    for line in table(rows, indent=2):
+        yield "  ".join(line).rstrip()
+
+
 def _entry(run: RunSummary) -> str:
     if run.accuracy is None:
         return "-"
     return f"{run.accuracy:.3f}" + ("" if run.accuracy_at == run.planned else f" (update {run.accuracy_at})")
 
 
-def _incomplete(sweep: Sweep, runs: Sequence[RunSummary], paint: Painter) -> Iterator[str]:
+def _incomplete(sweep: Sweep, runs: Sequence[RunSummary], named: Naming, paint: Painter) -> Iterator[str]:
     rest = [run for run in runs if not run.complete]
     if rest or sweep.problems:
         yield ""
         yield paint("bold", f"Not complete: {len(rest) + len(sweep.problems)} of {len(sweep.index['runs'])} runs")
-        for run in rest:
+        for run in rest[:MOST_NAMES]:
             yield from paragraph(
                 f"{run.label}: {run.state}, {run.updates} of {run.planned} updates. {run.state_detail}", 2, paint.width
             )
+        if len(rest) > MOST_NAMES:
+            yield from paragraph(f"and {named([run.label for run in rest[MOST_NAMES:]])}; `pth status` says more", 2, paint.width)
         for problem in sweep.problems:
             yield from paragraph(str(problem), 2, paint.width)
     damaged = [(run.label, problem) for run in sweep.runs for problem in run.problems]
@@ -183,14 +215,17 @@ def _incomplete(sweep: Sweep, runs: Sequence[RunSummary], paint: Painter) -> Ite
             yield from paragraph(f"{label}: {problem}", 2, paint.width)
 
 
-def _conclusion(report: Report, paint: Painter) -> Iterator[str]:
+def _conclusion(report: Report, named: Naming, paint: Painter) -> Iterator[str]:
     if not report.surprises:
         yield paint("pass", f"As expected: all {len(report.verdicts)} verdicts.")
         return
     yield paint("fail", f"Not as expected: {len(report.surprises)}")
+    alike: dict[str, list[str]] = {}
     for surprise in report.surprises:
-        text = f"{surprise.run}, {surprise.check}: {surprise.found}, expected {surprise.expected}. {surprise.reason}"
-        yield from paragraph(text, 2, paint.width)
+        text = f"{surprise.check}: {surprise.found}, expected {surprise.expected}. {surprise.reason}"
+        alike.setdefault(text, []).append(surprise.run)
+    for text, runs in alike.items():
+        yield from paragraph(f"{named(runs)}, {text}", 2, paint.width)
 
 
 def _next_steps(sweep: Sweep, paint: Painter) -> Iterator[str]:

@@ -145,3 +145,19 @@ def test_the_columns_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["records", "--json"]) == 0
     columns = json.loads(capsys.readouterr().out)
     assert all(column["meaning"] for kind in columns.values() for column in kind)
+
+
+def test_of_many_runs_the_same_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a run of which something else is to be said is named."""
+    configs = {f"{arm}·seed={s}": sweeps.config(arm, seed=s, updates=4) for arm in ("grpo", "san") for s in range(13)}
+    better = {"grpo·seed=0": lambda kind, row: row | {"accuracy": 0.5} if kind == "evals" else row}
+    root = sweeps.make(tmp_path / "s", configs, updates={"san·seed=7": 2}, mutate=better)
+    assert main(["check", str(root), "--no-figure"]) == 1
+    out = capsys.readouterr().out
+    details = out[out.index("1 ratio: ") :]
+    assert "  pass  all but san·seed=7, 25 runs\n" in details
+    assert "  not measured (not as expected)  san·seed=7\n" in details
+    assert "grpo·seed=3" not in details
+    assert [line.split()[-4:] for line in out.splitlines() if line.startswith(("  GRPO ", "  SAN "))] == [
+        ["13", "0.406", "0.413", "0.500"], ["12", "0.406", "0.406", "0.406"],
+    ]  # fmt: skip

@@ -165,3 +165,11 @@ def test_freezing_100_runs_takes_at_most_15_seconds_of_one_core(here: Path) -> N
     _, jobs = freeze_sweep("arm=grpo", "seed=range(0,100)")
     assert len(jobs) == 100
     assert time.process_time() - started < 15
+
+
+def test_what_many_runs_breach_is_told_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = pth(capsys, "run", "arm=grpo,san", "seed=range(0,15)", "seeds.data=3", "stack.threads=1")
+    assert code == 2 and not (here / "multirun_outputs").exists()
+    assert len(err.splitlines()) < 8
+    assert "seed is varied but did not reach seeds.data: all but seed=3" not in err
+    assert "seed=0..2, 4..14 (28 runs): seed=0..2, 4..14 (14 values), seeds.data=3" in err
