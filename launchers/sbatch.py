@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -29,8 +30,8 @@ def write(jobs: Sequence[Job], settings: SlurmSettings, sweep: Path, folder: Pat
         remedy = "write a script for each kind with --only, or give launcher.cpus_per_task, gpus_per_node and mem_gb for all"
         raise refuse("sweep", sweep, why, remedy)
     folder.mkdir(parents=True, exist_ok=True)
-    runs = {str(job.index): _as_json(job, settings) for job in jobs}
-    (folder / RUNS).write_text(json.dumps(runs, indent=1) + "\n")
+    runs = {job.index: dataclasses.asdict(SlurmRun.of(job, settings)) for job in jobs}
+    (folder / RUNS).write_text(json.dumps(runs, indent=1, default=str) + "\n")
     script = folder / "job.sh"
     script.write_text("\n".join(_lines(jobs, settings, sweep, folder)) + "\n")
     return script
@@ -67,17 +68,6 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             spans.append([number, number])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-
-
-def _as_json(job: Job, settings: SlurmSettings) -> dict[str, Any]:
-    return {
-        "run_dir": str(job.run_dir.absolute()),
-        "command": settings.command(job),
-        "variables": job.variables("slurm"),
-        "folder": os.getcwd(),
-        "requeue": settings.requeue,
-        **settings.ray(job),
-    }
 
 
 def main(arguments: Sequence[str]) -> int:

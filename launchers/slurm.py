@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import queue
 import shlex
 import signal
@@ -127,7 +126,7 @@ class SlurmPlace:
         import submitit
 
         folder = jobs[0].run_dir.parent / FOLDER
-        work = [run_of(job, self._settings) for job in jobs]
+        work = [SlurmRun.of(job, self._settings) for job in jobs]
         executor = submitit.SlurmExecutor(folder=folder, python=shlex.join([sys.executable, "-P"]))
         options = self._settings.options(jobs[0])
         executor.update_parameters(
@@ -262,12 +261,6 @@ class _Sweep:
         self._shown.end(flight.job, result)
 
 
-def run_of(job: Job, settings: SlurmSettings) -> SlurmRun:
-    """What a job of SLURM executes for a run. Raises `NoInterpreter`."""
-    command, variables = settings.command(job), job.variables("slurm")
-    return SlurmRun(job.run_dir, command, variables, os.getcwd(), settings.requeue, **settings.ray(job))
-
-
 def waiting_jobs(run_dirs: Sequence[Path]) -> dict[Path, str]:
     """Jobs that SLURM has for runs that are not running: queued, or requeued. Raises `SlurmError` when it does not answer."""
     noted = {run_dir: status.job_id for run_dir in run_dirs if (status := lifecycle.status(run_dir)).state in _MAY_WAIT}
@@ -276,6 +269,25 @@ def waiting_jobs(run_dirs: Sequence[Path]) -> dict[Path, str]:
         return {}
     known = slurm_client.queue(ids.values(), _sweep_name(run_dirs[0].parent))
     return {run_dir: job_id for run_dir, job_id in ids.items() if job_id in known and not known[job_id].ended}
+
+
+def not_waiting(jobs: Sequence[Job], stream: TextIO) -> list[Job]:
+    """The runs that no job of SLURM's waits for; what is left out is said.
+
+    For what would start them elsewhere. A queue that cannot be asked holds nothing up: the lease lets one worker run a run.
+    """
+    try:
+        waiting = waiting_jobs([job.run_dir for job in jobs])
+    except SlurmError as error:
+        print(f"whether jobs of SLURM wait for these runs cannot be told: {error}", file=stream)
+        return [*jobs]
+    for job in jobs:
+        if (job_id := waiting.get(job.run_dir)) is not None:
+            print(
+                f"[{job.index}] {job.label}  job {job_id} is in SLURM's queue; left to it, or `scancel {job_id}` first",
+                file=stream,
+            )
+    return [job for job in jobs if job.run_dir not in waiting]
 
 
 def _name(job: Job) -> str:

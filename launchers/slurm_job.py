@@ -21,7 +21,8 @@ from types import FrameType
 
 from pth_exp import leftovers, lifecycle
 from pth_exp.launchers import slurm_client, slurm_ray
-from pth_exp.launchers.place import LOG
+from pth_exp.launchers.place import LOG, Job
+from pth_exp.launchers.slurm_settings import SlurmSettings
 from pth_exp.lifecycle import State
 from pth_exp.records.fields import segment_name
 
@@ -51,6 +52,12 @@ class SlurmRun:
     requeue: bool
     ray_python: Sequence[str] | None = None
     ray_gpus: int | None = None
+
+    @classmethod
+    def of(cls, job: Job, settings: SlurmSettings) -> SlurmRun:
+        """Raises `NoInterpreter`."""
+        variables, folder = job.variables("slurm"), os.getcwd()
+        return cls(job.run_dir.absolute(), settings.command(job), variables, folder, settings.requeue, **settings.ray(job))
 
     def __call__(self) -> None:
         """Raises SystemExit with the worker's exit code when the run did not complete."""

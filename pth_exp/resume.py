@@ -37,6 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--memory-per-run-gb", type=float, help="memory that one run needs, in GiB; measured by default")
     asked = parser.parse_intermixed_args(arguments)
     from pth_exp.launchers.place import Job, RunResult, conclude
+    from pth_exp.launchers.slurm import SlurmPlace, not_waiting
 
     try:
         sweep = find_sweep(named_sweep(asked.words))
@@ -61,6 +62,9 @@ def main(arguments: Sequence[str]) -> int:
             refused.append(RunResult(entry["index"], entry["label"], State.FAILED, str(error), ""))
             continue
         jobs.append(dataclasses.replace(Job.of(frozen), index=entry["index"], label=entry["label"]))
+    if not isinstance(place, SlurmPlace):  # which follows such jobs
+        found, jobs = len(jobs), not_waiting(jobs, sys.stderr)
+        running |= len(jobs) < found
     if not jobs and not refused:
         print(f"nothing to resume in {sweep}")
         return int(running)

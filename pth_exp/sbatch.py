@@ -34,6 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     from pth_exp.launchers import sbatch
     from pth_exp.launchers.place import Job
     from pth_exp.launchers.places import checked_settings
+    from pth_exp.launchers.slurm import not_waiting
     from pth_exp.launchers.slurm_settings import SlurmSettings
     from pth_exp.launchers.sweep_dir import launched_on
 
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str]) -> int:
             run_dir = sweep / entry["dir"]
             if lifecycle.state(run_dir)[0] not in (State.COMPLETED, State.RUNNING):
                 jobs.append(Job.of(freeze.load(run_dir / freeze.FILE, entry["frozen_sha256"])))
+        jobs = not_waiting(jobs, sys.stderr)
         if not jobs:
             print(f"nothing to run in {sweep}")
             return 0

@@ -70,6 +70,9 @@ def test_an_array_of_twelve_with_a_failing_run_a_cancelled_one_and_a_yaml_edited
         assert [_job(run) for run in runs] == [f"{array}_{i}" for i in range(12)]
         told = json.loads(pth("status", "--json", cwd=tmp_path).stdout)
         assert {run["state"] for run in told["runs"]} == {"QUEUED"}
+        elsewhere = pth("resume", "--only", "3", "--launcher", "pth_local", cwd=tmp_path)
+        assert elsewhere.returncode == 1 and f"job {array}_3 is in SLURM's queue; left to it" in elsewhere.stderr
+        assert "nothing to run" in pth("sbatch", cwd=tmp_path).stdout
         study.write_text("# @package _global_\nname: mine\nlr: 9e-4\nupdates: 5\n")
         edited = runs[10] / "frozen.yaml"
         edited.write_text(edited.read_text().replace("lr: 0.0003", "lr: 0.0009"))
