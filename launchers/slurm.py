@@ -42,6 +42,8 @@ class Flight:
     Attributes:
         reason: why it waits.
         missing: looks at the queue since it was last seen there.
+        waits: it does not run yet, or has been requeued.
+        withdrawn: cancelled by this launcher while it waited.
     """
 
     job: Job
@@ -49,6 +51,8 @@ class Flight:
     started: bool = False
     reason: str = ""
     missing: int = 0
+    waits: bool = True
+    withdrawn: bool = False
 
 
 class SlurmPlace:
@@ -216,7 +220,7 @@ class _Sweep:
             if flight.missing > 1 and state is not State.RUNNING:
                 self._end(flight, self._vanished(flight, state))
             return
-        flight.missing = 0
+        flight.missing, flight.waits = 0, queued.waits
         if queued.ended:
             self._end(flight, self._outcome(flight, queued))
         elif queued.reason != flight.reason and queued.waits:
@@ -226,11 +230,15 @@ class _Sweep:
 
     def _vanished(self, flight: Flight, state: State) -> RunResult:
         """SLURM forgets a job some minutes after its end; one of an array that is cancelled while it waits, at once."""
+        if flight.withdrawn:
+            return _withdrawn(flight.job)
         if state in (State.QUEUED, State.FROZEN):
             return _failed(flight.job, f"job {flight.job_id} was cancelled before it began")
         return outcome(flight.job, f"job {flight.job_id}, which SLURM no longer knows,")
 
     def _outcome(self, flight: Flight, queued: Queued) -> RunResult:
+        if flight.withdrawn:
+            return _withdrawn(flight.job)
         hint = _HINTS.get(queued.state, "")
         result = outcome(flight.job, f"SLURM's {queued.state}{hint}")
         if queued.state == "CANCELLED" and result.state is State.PREEMPTED:
@@ -240,15 +248,15 @@ class _Sweep:
     def _interrupt(self, received: signal.Signals) -> None:
         self._interrupts += 1
         flights = [*self._flying.values()]
-        started = [flight for flight in flights if flight.started]
-        if self._interrupts == 1:
-            cancelled = [flight.job_id for flight in flights if not flight.started]
-            for flight in started:
+        started = [flight for flight in flights if flight.started and not flight.waits]
+        cancelled = flights if self._interrupts > 1 else [flight for flight in flights if flight not in started]
+        for flight in flights:
+            if flight not in started:
+                flight.withdrawn = True
+            elif self._interrupts == 1:
                 lifecycle.ask_to_stop(flight.job.run_dir, flight.job_id, f"{received.name} received by the launcher")
-        else:
-            cancelled = [flight.job_id for flight in flights]
         try:
-            slurm_client.cancel(cancelled)
+            slurm_client.cancel([flight.job_id for flight in cancelled])
         except SlurmError as error:
             self._shown.message(f"could not be cancelled: {error}")
         self._shown.message(explain(received, self._interrupts, len(started)))
@@ -263,12 +271,15 @@ class _Sweep:
 
 def waiting_jobs(run_dirs: Sequence[Path]) -> dict[Path, str]:
     """Jobs that SLURM has for runs that are not running: queued, or requeued. Raises `SlurmError` when it does not answer."""
-    noted = {run_dir: status.job_id for run_dir in run_dirs if (status := lifecycle.status(run_dir)).state in _MAY_WAIT}
-    ids = {run_dir: job_id for run_dir, job_id in noted.items() if slurm_client.is_job_id(job_id) and job_id is not None}
-    if not ids:
-        return {}
-    known = slurm_client.queue(ids.values(), _sweep_name(run_dirs[0].parent))
-    return {run_dir: job_id for run_dir, job_id in ids.items() if job_id in known and not known[job_id].ended}
+    found = {run_dir: lifecycle.status(run_dir) for run_dir in run_dirs}
+    ids = {run_dir: status.job_id for run_dir, status in found.items() if status.job_id and status.state in _MAY_WAIT}
+    known = slurm_client.queue([*filter(slurm_client.is_job_id, ids.values())], _sweep_name(run_dirs[0].parent)) if ids else {}
+    waiting = {}
+    for run_dir, job_id in ids.items():
+        queued = known.get(job_id)
+        if queued is not None and (queued.waits or (found[run_dir].state is State.QUEUED and not queued.ended)):
+            waiting[run_dir] = job_id
+    return waiting
 
 
 def not_waiting(jobs: Sequence[Job], stream: TextIO) -> list[Job]:
@@ -296,6 +307,10 @@ def _name(job: Job) -> str:
 
 def _sweep_name(sweep: Path) -> str:
     return f"pth-{sweep.resolve().name}"
+
+
+def _withdrawn(job: Job) -> RunResult:
+    return RunResult(job.index, job.label, State.QUEUED, "taken back while it waited", "")
 
 
 def _failed(job: Job, why: str) -> RunResult:

@@ -151,8 +151,9 @@ def _empty(cluster: Slurm) -> None:
     """Cancel what a test has left and see its processes go."""
     waiting = lambda: cluster.run("squeue", "--noheader", "-o", "%i").split()  # noqa: E731
     for job_id in waiting():
-        cluster.run("scancel", "--signal=KILL", "--full", job_id)
-        cluster.run("scancel", job_id)
+        with contextlib.suppress(subprocess.CalledProcessError):  # it has just ended
+            cluster.run("scancel", "--signal=KILL", "--full", job_id)
+            cluster.run("scancel", job_id)
     until(lambda: not waiting(), seconds=60)
 
 

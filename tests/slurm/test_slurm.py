@@ -106,23 +106,32 @@ def test_an_array_of_twelve_with_a_failing_run_a_cancelled_one_and_a_yaml_edited
 
 
 def test_cancelled_interrupted_and_killed(cluster: Slurm, tmp_path: Path) -> None:
-    """A running job that is cancelled; then Ctrl-C; then a launcher that dies, whose jobs go on."""
+    """A running job that is cancelled; then Ctrl-C, with one that waits; then a launcher that dies, whose jobs go on."""
     container = "hydra.launcher.container='env PTH_TEST_CONTAINER=1'"
-    launcher = _start(tmp_path, "arm=grpo", "seed=1,2", ENDLESS, container, "hydra.launcher.cpus_per_task=2")
-    first, second = _runs(tmp_path, launcher)
-    until(all_reach([first, second], 2))
-    workers = [pid_of(first), pid_of(second)]
-    assert "PTH_TEST_CONTAINER=1" in Path(f"/proc/{workers[0]}/environ").read_text()
+    launcher = _start(
+        tmp_path,
+        "arm=grpo",
+        "seed=1,2,3",
+        ENDLESS,
+        container,
+        "hydra.launcher.cpus_per_task=2",
+        "hydra.launcher.array_parallelism=1",
+    )
+    first, second, third = _runs(tmp_path, launcher)
+    until(all_reach([first], 2))
+    assert "PTH_TEST_CONTAINER=1" in Path(f"/proc/{pid_of(first)}/environ").read_text()
     step = cluster.run("scontrol", "-o", "show", "step", f"{_job(first)}.0")
     assert re.search(r"\.0 .* CPUs=2 ", step), step
     cluster.run("scancel", _job(first))
-    until(lambda: state(first)[0] is State.PREEMPTED)
+    until(lambda: state(first) == (State.PREEMPTED, "SIGTERM received"))
+    until(all_reach([second], 2))
+    workers = [pid_of(first), pid_of(second)]
     launcher.send_signal(signal.SIGINT)
     out, err = launcher.communicate()
-    assert launcher.returncode == 1 and "2 runs: 2 preempted" in err, err + out
-    assert state(first) == (State.PREEMPTED, "SIGTERM received")
-    assert state(second) == (State.PREEMPTED, "SIGINT received by the launcher")
+    assert launcher.returncode == 1 and "3 runs: 1 queued, 2 preempted" in err, err + out
     assert "cancelled in SLURM, with a checkpoint" in err
+    assert state(second) == (State.PREEMPTED, "SIGINT received by the launcher")
+    assert state(third)[0] is State.QUEUED and not cluster.run("squeue", "--noheader").strip()
     assert not alive(workers)
     for run in (first, second):
         records = RunRecords.load(run)
