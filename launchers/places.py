@@ -36,7 +36,7 @@ def checked_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     for setting in settings:
         if setting not in known:
             why = f"is no setting of {name}{nearest(setting, known)}"
-            raise refuse(f"launcher.{setting}", settings[setting], why, f"its settings are {', '.join(known) or 'none'}")
+            raise refuse(f"launcher.{setting}", settings[setting] or "", why, f"its settings are {', '.join(known) or 'none'}")
     return {**known, **settings}
 
 

@@ -27,6 +27,7 @@ import pth_exp.conf
 from pth_exp import extensions, store
 from pth_exp.launchers import stock
 from pth_exp.launchers.composing import refuse_without_option
+from pth_exp.launchers.places import PLACES, checked_settings
 from pth_exp.refusal import Objection, Refusal, refuse
 
 CONF = Path(str(pth_exp.conf.__file__)).parent
@@ -161,9 +162,12 @@ def _sweep(hydra: Hydra, args: argparse.Namespace) -> None:
     job is composed; and RUN mode, which would bypass the launcher, does not exist."""
     overrides = _overrides(args.overrides)
     _check(overrides)
-    for override in overrides:
-        if override.key_or_group == "hydra/launcher" and override.value() in stock.INSTEAD:  # installed or not
-            raise stock.refused(str(override.value()), args.overrides)
+    for name in [str(o.value()) for o in overrides if o.key_or_group == "hydra/launcher"]:
+        if name in stock.INSTEAD:  # installed or not
+            raise stock.refused(name, args.overrides)
+        if name in PLACES:
+            keys = [o.key_or_group for o in overrides if _of_launcher(o) and not o.is_add()]
+            checked_settings(name, {key.split(".")[2]: "" for key in keys})
     refuse_without_option([o for o in overrides if not o.is_hydra_override() and _is_group(hydra, o)])
     shown = args.dry_run or args.cfg is not None
     if shown:

@@ -96,6 +96,11 @@ def test_hydras_own_launchers_are_refused_with_the_line_that_does_the_same(tmp_p
     assert joblib.returncode == 2 and "pth run hydra/launcher=pth_local arm=grpo " in joblib.stderr
 
 
+def test_a_setting_that_a_place_does_not_have_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    told = pth("run", "arm=grpo", "hydra/launcher=pth_slurm", "hydra.launcher.partitoin=gpu", cwd=tmp_path)
+    assert told.returncode == 2 and "launcher.partitoin: is no setting of pth_slurm; did you mean partition?" in told.stderr
+
+
 def test_without_slurm_pth_slurm_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
