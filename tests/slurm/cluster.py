@@ -8,11 +8,13 @@ import secrets
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from frozen_sweeps import until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "srun")
@@ -82,6 +84,18 @@ class Slurm:
         """A node that only was reported down comes back by itself."""
         if any(word in self.run("sinfo", "--noheader", "-n", node, "-o", "%T") for word in ("down", "drain")):
             self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+
+@contextmanager
+def slurm_of_tests() -> Iterator[Slurm]:
+    """One of two nodes. Skips the test where SLURM is not installed, unless PTH_TEST_SLURM says that it must be."""
+    if os.getuid() != 0 or (absent := missing()):
+        why = "needs root" if os.getuid() != 0 else f"not installed: {', '.join(absent)} (make slurm)"
+        if os.environ.get("PTH_TEST_SLURM") == "1":
+            pytest.fail(f"PTH_TEST_SLURM=1, and SLURM {why}")
+        pytest.skip(f"SLURM {why}")
+    with tempfile.TemporaryDirectory(prefix="pth-slurm-") as folder, slurm(Path(folder), nodes=2) as running:
+        yield running
 
 
 @contextmanager
