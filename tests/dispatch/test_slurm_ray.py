@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pth_exp.cli import main
 from pth_exp.launchers import slurm_ray
 from pth_exp.launchers.place import Job
 from pth_exp.launchers.slurm_ray import Head, NoCluster
@@ -166,6 +167,12 @@ def test_a_run_that_the_nodes_cannot_hold_is_refused(settings: dict[str, object]
 )
 def test_others_are_not(settings: dict[str, object], job: Job) -> None:
     SlurmSettings(**settings).require(job)  # type: ignore[arg-type]
+
+
+def test_the_trainer_joins_no_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--dry-run", "stack=trainer", "stack.ray_address=head:6379"]) == 2
+    assert "ray_address" in capsys.readouterr().err
 
 
 def test_what_starts_ray_on_several_nodes() -> None:

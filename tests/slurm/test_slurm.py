@@ -245,6 +245,9 @@ def test_a_plain_script_without_submitit(cluster: Slurm, tmp_path: Path) -> None
     assert frozen.returncode == 0 and "2 runs: 2 frozen" in frozen.stderr, frozen.stderr
     first, second = _runs(tmp_path)
     assert [state(run)[0] for run in (first, second)] == [State.FROZEN] * 2
+    for words in (["sbatch", "launcher.nodes=2"], ["resume", "--launcher", "pth_slurm", "launcher.nodes=2"]):
+        refused = pth(*words, cwd=tmp_path)
+        assert refused.returncode == 2 and "launcher.nodes=2: a run of stack=trainer is one process" in refused.stderr
     written = pth("sbatch", "launcher.timeout_min=7", "launcher.setup=[export PTH_TEST_SETUP=1]", cwd=tmp_path)
     assert written.returncode == 0, written.stderr
     script = first.parent / "sbatch" / "job.sh"

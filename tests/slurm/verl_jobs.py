@@ -23,6 +23,7 @@ from frozen_sweeps import alive, pid_of, runs_of, until, updates_done
 
 from pth_exp import lifecycle, machine
 from pth_exp.interpreters import interpreter
+from pth_exp.launchers.ray_head import Head
 from pth_exp.records.reader import RunRecords
 
 SMALL = (
@@ -196,6 +197,19 @@ def _ray(folder: Path) -> Iterator[str]:
         ray.wait(60)
 
 
+def a_cluster_of_others(cluster: Slurm, folder: Path) -> str:
+    """No SLURM: a verl run as a job of a Ray that was there before, and asks for a token; launched by `pth_ray`."""
+    head = Head(interpreter("verl", None), {"num_cpus": 24, "num_gpus": 1}, folder / "head.log", lambda why: None)
+    try:
+        os.environ["RAY_AUTH_TOKEN"] = head.token
+        sweep = Sweep(folder / "ray", "hydra/launcher=pth_ray", f"hydra.launcher.address={head.address}", "updates=4")
+        sweep.wait()
+        return told(sweep.runs()[0])
+    finally:
+        del os.environ["RAY_AUTH_TOKEN"]
+        head.close()
+
+
 def script(cluster: Slurm, folder: Path) -> str:
     """What `pth sbatch` writes, submitted by hand."""
     sweep = Sweep(folder / "script", "hydra/launcher=pth_freeze", "updates=4", "stack.ranks=2")
@@ -210,7 +224,8 @@ def script(cluster: Slurm, folder: Path) -> str:
 
 
 CASES: dict[str, Callable[[Slurm, Path], str]] = {
-    case.__name__: case for case in (one_node, two_jobs_on_one_node, preempted, warned, cancelled, killed, joined, script)
+    case.__name__: case
+    for case in (one_node, two_jobs_on_one_node, preempted, warned, cancelled, killed, joined, script, a_cluster_of_others)
 }
 
 
