@@ -32,6 +32,7 @@ def task(monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(slurm_ray, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(slurm_ray, "START_SECONDS", 20.0)  # bounds a failing test
 
 
 def _first(folder: Path, life: str = "0") -> slurm_ray._Meeting:
