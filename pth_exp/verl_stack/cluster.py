@@ -134,7 +134,9 @@ def _unreachable(host: str, port: int) -> str | None:
 
 def _refused(where: str, why: str) -> ValueError:
     field = VARIABLE if os.environ.get(VARIABLE) == where else "stack.ray_address"
-    remedy = "name a running cluster's own address as host:port, or null for one of this run's own"
+    remedy = (
+        "name a running cluster's address as host:port; one that asks for a token wants RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+    )
     return ValueError(f"{field}={where}: {why}; {remedy}")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,7 @@ SMALL = (
     *("stack=verl", "arm=tis_ppo", "refresh_interval=4", "prompts_per_update=4", "responses_per_prompt=4", "seed=7"),
     *("max_response_tokens=24", "task.train_problems=8", "validation.every=null"),
 )
-SLURM = ("hydra/launcher=pth_slurm", "hydra.launcher.cpus_per_task=4", "hydra.launcher.mem_gb=9", "hydra.launcher.poll_seconds=1")
+SLURM = ("hydra/launcher=pth_slurm", "hydra.launcher.cpus_per_task=2", "hydra.launcher.mem_gb=9", "hydra.launcher.poll_seconds=1")
 TWO = ("stack.ranks=2", "hydra.launcher.nodes=2")
 PATIENCE = 1800.0
 
@@ -109,7 +110,7 @@ def _variable(pid: int, name: str) -> str:
 def two_jobs_on_one_node(cluster: Slurm, folder: Path) -> str:
     cluster.drained("n1")
     try:
-        sweeps = [Sweep(folder / name, *SLURM, "updates=4", "hydra.launcher.cpus_per_task=2") for name in ("a", "b")]
+        sweeps = [Sweep(folder / name, *SLURM, "updates=4") for name in ("a", "b")]
         runs = [sweep.runs()[0] for sweep in sweeps]
         until(lambda: all(lifecycle.state(run)[0] is lifecycle.State.RUNNING for run in runs), PATIENCE)
         nodes = {_variable(pid_of(run), "SLURMD_NODENAME") for run in runs}
@@ -182,7 +183,8 @@ def joined(cluster: Slurm, folder: Path) -> str:
 
 @contextmanager
 def _ray(folder: Path) -> Iterator[str]:
-    """A Ray of two stand-ins for GPUs, which nobody owns."""
+    """A Ray of two stand-ins for GPUs, which nobody owns, and which asks for a token: the jobs have it in their environment."""
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
     port = 26379
     command = [str(interpreter("verl", None)), "-P", "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
     more = ["--num-gpus=2", "--num-cpus=32", "--node-ip-address=127.0.0.5", "--include-dashboard=false", "--disable-usage-stats"]
@@ -195,6 +197,7 @@ def _ray(folder: Path) -> Iterator[str]:
     finally:
         ray.terminate()
         ray.wait(60)
+        del os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"]
 
 
 def a_cluster_of_others(cluster: Slurm, folder: Path) -> str:
@@ -217,7 +220,7 @@ def script(cluster: Slurm, folder: Path) -> str:
     pth = [sys.executable, "-P", "-m", "pth_exp.cli"]
     settings = [word.replace("hydra.", "") for word in (*SLURM[1:], *TWO[1:])]
     subprocess.run([*pth, "sbatch", *settings], cwd=sweep.folder, check=True, stdout=subprocess.DEVNULL)
-    (written,) = sweep.folder.glob("multirun_outputs/*/*/sbatch/job.sh")
+    written = sweep.runs()[0].parent / "sbatch" / "job.sh"
     job_id = cluster.run("sbatch", "--parsable", str(written)).strip()
     until(lambda: cluster.job(job_id)["JobState"] in ("COMPLETED", "FAILED"), PATIENCE)
     return told(sweep.runs()[0])
