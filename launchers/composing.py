@@ -29,6 +29,9 @@ from pth_exp.launchers.resolving import Resolver, needs_resolving
 from pth_exp.launchers.sources import plain_values, uncoerced
 from pth_exp.refusal import Objection, Refusal, objection, refuse
 
+_KEY = "tracking.key_variable="
+"""An override that is given a key where its name belongs is refused, and is not to be printed."""
+
 SETTLED = ("stack.device",)
 """Fields whose value may be decided when a run is frozen."""
 
@@ -82,7 +85,7 @@ class Composer:
 
     def compose(self, overrides: Sequence[str]) -> Composed:
         """The config of one job. Raises :class:`Refusal` naming field, value and remedy."""
-        where = " ".join(overrides)
+        where = " ".join(f"{_KEY}***" if override.startswith(_KEY) else override for override in overrides)
         try:
             return self._compose(list(overrides))
         except Refusal as refusal:

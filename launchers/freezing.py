@@ -14,7 +14,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from pth_exp import design, extensions, freeze
-from pth_exp.launchers import gate, hydra_settings, rendering
+from pth_exp.launchers import gate, hydra_settings, rendering, trackers
 from pth_exp.launchers.composing import Composed, Composer
 from pth_exp.launchers.place import Job, Place, RunResult, conclude
 from pth_exp.launchers.secrets import guard_environment
@@ -125,6 +125,7 @@ class FreezingLauncher:
         labels = self.plan.labels()
         verdict = self.plan.hold(labels)
         verdict.enforce()
+        trackers.check(self.plan.planned[done:])
         files = rendering.files(self.plan.planned[done:])
         if self._sweep_dir is None:
             name = self.plan.planned[0].composed.config.name

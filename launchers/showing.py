@@ -11,7 +11,7 @@ from rich.table import Table
 
 from pth_exp import sections
 from pth_exp.design import ABSENT, brief, flatten
-from pth_exp.launchers import memory, rendering
+from pth_exp.launchers import memory, rendering, trackers
 from pth_exp.launchers.freezing import Plan, Planned
 from pth_exp.launchers.gate import Verdict
 from pth_exp.launchers.shapes import NoShape, shape_of
@@ -34,6 +34,7 @@ def launch(plan: Plan, job_overrides: Sequence[Sequence[str]], resolve: bool, ta
         verdict = plan.hold(labels)
         _print_table(labels, [flatten(p.composed.values) for p in plan.planned], verdict)
         verdict.enforce()
+        trackers.check(plan.planned)
         _print_verl(plan.planned)
         _print_memory([p.composed.config for p in plan.planned])
     return [JobReturn(overrides=p.composed.overrides, status=JobStatus.COMPLETED) for p in plan.planned[done:]]

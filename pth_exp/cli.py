@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("pth_exp.status:list_main", "which sweeps there are"),
     "resume": ("pth_exp.resume:main", "run what a sweep has not completed, from its frozen files"),
     "sbatch": ("pth_exp.sbatch:main", "write a plain SLURM script for what a sweep has not completed"),
+    "track": ("pth_exp.track:main", "send a sweep's records to wandb, again or for the first time"),
     "records": ("pth_exp.report.columns:main", "the columns of the record files: unit and meaning"),
     "doctor": ("pth_exp.doctor:main", "what each stack needs, what is there, and what installs the rest"),
     "new": ("pth_exp.new:main", "write a loss and an arm of your own: pth new arm NAME"),

@@ -20,9 +20,11 @@ from pth_exp.interpreters import INSTALL, NoInterpreter, interpreter
 from pth_exp.launchers import slurm_client
 
 PROJECT = "pth-exp"
-EXTRAS = ("gguf", "smollm2", "8bit", "ray", "slurm")
+EXTRAS = ("gguf", "smollm2", "8bit", "ray", "slurm", "wandb")
 VERL_NEEDS = ("verl>=0.9.1,<0.10", "vllm>=0.24", "ray>=2.41", "tensordict>=0.10", "TransferQueue>=0.1.10", "torch>=2.9", PROJECT)
 """What the stack is written for and has run with; the environment's own pins are in constraints-verl.txt."""
+VERL_TAKES = ("wandb>=0.31",)
+"""What a run there may be asked for besides."""
 
 _VERSIONS = """
 import importlib.metadata, json, sys
@@ -79,18 +81,23 @@ def verl_environment() -> Environment:
         python = interpreter("verl", None)
     except NoInterpreter as error:
         return Environment("verl", None, (Item("interpreter", "verl's environment", None, "missing", str(error)),))
-    wanted = [Requirement(text) for text in VERL_NEEDS]
+    wanted, optional = [Requirement(text) for text in VERL_NEEDS], [Requirement(text) for text in VERL_TAKES]
     try:
         asked = subprocess.run(
-            [str(python), "-P", "-c", _VERSIONS, json.dumps([w.name for w in wanted])], capture_output=True, text=True, check=True
+            [str(python), "-P", "-c", _VERSIONS, json.dumps([w.name for w in [*wanted, *optional]])],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         answer: dict[str, Any] = json.loads(asked.stdout)
     except (OSError, subprocess.CalledProcessError, ValueError) as error:
         return Environment(
             "verl", str(python), (Item("interpreter", "a working Python", None, "missing", f"{error}; {INSTALL}"),)
         )
-    items = [_item(w, answer["versions"].get(w.name), INSTALL, optional=False) for w in wanted]
-    if answer["versions"].get(PROJECT):
+    versions = answer["versions"]
+    items = [_item(w, versions.get(w.name), INSTALL, optional=False) for w in wanted]
+    items += [_item(w, versions.get(w.name), f"{python} -m pip install '{w}'", optional=True) for w in optional]
+    if versions.get(PROJECT):
         same = answer["source"] == freeze.source_hash()
         remedy = None if same else f"install the same version into both environments: {INSTALL}"
         items.append(Item("source", "the same as here", "the same" if same else "another", "present" if same else "old", remedy))

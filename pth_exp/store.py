@@ -19,6 +19,7 @@ def register(arms: Mapping[str, type[schema.Arm]]) -> None:
     store.store(group="schema", name="model", node=schema.ModelConfig)
     store.store(group="schema", name="optimizer", node=schema.OptimizerConfig)
     store.store(group="schema", name="kl", node=schema.KlConfig)
+    store.store(group="schema", name="tracking", node=schema.TrackingConfig)
     for group, variants in {"arm": arms, **schema.VARIANTS}.items():
         for name, node in variants.items():
             store.store(group=f"schema/{group}", name=name, node=node)

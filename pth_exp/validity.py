@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator
 
 from pth_exp import schema
@@ -11,6 +12,7 @@ from pth_exp.refusal import Objection
 from pth_exp.schema import Aggregation, Config, Correction, GradNorm, OldPolicy, Reference
 from pth_exp.tasks.base import Split
 from pth_exp.tasks.gsm8k import COUNTS
+from pth_exp.tracking import BACKENDS
 from pth_exp.verl_stack import overrides
 
 _AT_LEAST: dict[str, float] = {
@@ -27,9 +29,11 @@ _AT_LEAST: dict[str, float] = {
 _ABOVE: dict[str, float] = {
     "temperature": 0, "kl.clamp": 0, "optimizer.eps": 0, "optimizer.max_grad_norm": 0, "optimizer.skip_below": 0,
     "arm.cap": 0, "arm.dual_clip": 1, "arm.norm_tokens": 0, "arm.floor": 0, "arm.threshold": 0,
+    "tracking.close_timeout": 0,
     "stack.start_timeout": 0, "stack.update_timeout": 0, "stack.gpu_memory": 0,
 }  # fmt: skip
 _BELOW: dict[str, float] = {"optimizer.beta1": 1, "optimizer.beta2": 1, "arm.clip_low": 1}
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 _READS_SAMPLER = (Correction.weight, Correction.rejection)
 _WHY = {
     "responses_per_prompt": "a group of one response has no group-normalised advantage",
@@ -60,6 +64,7 @@ def _objections(config: Config) -> Iterator[Objection]:
         yield Objection(
             "name", repr(config.name), "is no name for a folder beside the link `latest`", "write letters, digits, - and _"
         )
+    yield from _tracking(config.tracking)
     yield from _needs(config)
     yield from _aggregations(config)
     yield from _equation(config.arm)
@@ -71,6 +76,16 @@ def _objections(config: Config) -> Iterator[Objection]:
     yield from _sizes(config)
     if isinstance(config.stack, schema.VerlStack):
         yield from _verl(config, config.stack)
+
+
+def _tracking(tracking: schema.TrackingConfig) -> Iterator[Objection]:
+    for name in tracking.backends:
+        if name not in BACKENDS:
+            remedy = f"backends are {', '.join(BACKENDS)}{schema.nearest(name, BACKENDS)}"
+            yield Objection("tracking.backends", name, "no such backend", remedy)
+    if not _VARIABLE.fullmatch(tracking.key_variable):  # it may be the key itself, which is not to be printed
+        why = "is no name of an environment variable; the key itself never enters a config"
+        yield Objection("tracking.key_variable", "", why, "export the key as WANDB_API_KEY, or name another variable")
 
 
 def _verl(config: Config, stack: schema.VerlStack) -> Iterator[Objection]:

@@ -27,6 +27,8 @@ from pth_exp import disk, freeze, lifecycle
 from pth_exp.lifecycle import Lease, LeaseHeld, LeaseLost, LifecycleError, State
 from pth_exp.redraw import RedrawError, verify_first_batches
 from pth_exp.refusal import Refusal
+from pth_exp.tracking import console
+from pth_exp.tracking.process import tracked
 
 COMPLETED, FAILED, REFUSED, PREEMPTED, HELD = 0, 1, 2, 3, 4
 
@@ -109,7 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _attempt(lease: Lease, frozen: freeze.FrozenRun, stop: Stop) -> int:
     """Run the stack under the lease; every way out but a lost lease or a dead file system ends in a state."""
     try:
-        return _in_a_state(lease, frozen, stop)
+        with tracked(frozen.config.tracking, lease.run_dir, lease.attempt.attempt):
+            return _in_a_state(lease, frozen, stop)
     except LeaseLost as lost:
         lease.abandon()
         _say(f"error: {lost}")
@@ -184,7 +187,8 @@ def _run(lease: Lease, frozen: freeze.FrozenRun, stop: Stop) -> tuple[State, str
     if should_stop():  # rather than load a model first
         return State.PREEMPTED, stop.reason or ""
     stack = _stack(frozen.config.stack.name)
-    with RunRecorder(lease.run_dir, lease.attempt.attempt, lease.check) as recorder:
+    shown = [console.show] if "console" in frozen.config.tracking.backends else []
+    with RunRecorder(lease.run_dir, lease.attempt.attempt, lease.check, *shown) as recorder:
         outcome = stack(frozen.config, recorder, lease.run_dir / "checkpoint", should_stop)
     if outcome == "preempted":
         return State.PREEMPTED, stop.reason or ""

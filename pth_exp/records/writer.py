@@ -36,12 +36,20 @@ class RunRecorder:
         run_dir: the run's directory; it must exist.
         attempt: the attempt's number, which names its segments.
         still_mine: called before each write; it raises when another attempt has taken the run over.
+        shown: called with a row's kind and the row once it is written.
     """
 
-    def __init__(self, run_dir: Path, attempt: int, still_mine: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        attempt: int,
+        still_mine: Callable[[], None],
+        shown: Callable[[str, Row], None] = lambda kind, row: None,
+    ) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
         self._still_mine = still_mine
+        self._shown = shown
         self._segments: dict[str, int] = {}
         self._last: dict[str, int] = {}
 
@@ -122,6 +130,7 @@ class RunRecorder:
             self._segments[kind] = self._create(name)
         self._write(self._segments[kind], line, f"the row of update {row['update']} in {name}")
         self._last[kind] = row["update"]
+        self._shown(kind, row)
 
     def _write(self, segment: int, line: bytes, what: str) -> None:
         """Raises `disk.DiskFull` when the disk has no room for the line; the part of it that had is cut off again."""

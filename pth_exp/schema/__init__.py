@@ -23,6 +23,7 @@ from pth_exp.schema.choices import (
     OptimizerName,
     Queue,
     Reference,
+    TrackingMode,
 )
 from pth_exp.schema.config import (
     LOCATIONS,
@@ -41,6 +42,7 @@ from pth_exp.schema.config import (
     Seeds,
     StackConfig,
     TaskConfig,
+    TrackingConfig,
     TrainerStack,
     ValidationConfig,
     VerlStack,
@@ -88,6 +90,8 @@ __all__ = [
     "TaskConfig",
     "TisPpoArm",
     "TisReinforceArm",
+    "TrackingConfig",
+    "TrackingMode",
     "TrainerStack",
     "ValidationConfig",
     "VerlStack",

@@ -90,6 +90,11 @@ class ChatTemplate(StrEnum):
     always = "always"
 
 
+class TrackingMode(StrEnum):
+    offline = "offline"
+    online = "online"
+
+
 class OptimizerName(StrEnum):
     adamw = "adamw"
     adamw_8bit = "adamw_8bit"

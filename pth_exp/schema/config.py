@@ -17,6 +17,7 @@ from pth_exp.schema.choices import (
     OptimizerName,
     Queue,
     Reference,
+    TrackingMode,
 )
 from pth_exp.schema.fields import MISSING, Role, spec
 
@@ -200,6 +201,20 @@ class LeaseConfig:
 
 
 @dataclass
+class TrackingConfig:
+    """Where the numbers of a run's records go besides. What fails there, or hangs, changes nothing of the run."""
+
+    backends: list[str] = spec(["console", "file"], _OUTPUT, "console, file (the records: always written), wandb")
+    mode: TrackingMode = spec(TrackingMode.offline, _OUTPUT, "wandb: online needs the key; without it, or a server, offline")
+    project: str = spec("${name}", _OUTPUT, "wandb: the project; the experiment's name")
+    entity: Optional[str] = spec(None, _OUTPUT, "wandb: a user or a team; null: the key's own")
+    key_variable: str = spec(
+        "WANDB_API_KEY", _OUTPUT, "wandb: NAME of the environment variable that holds the key, never the key"
+    )
+    close_timeout: float = spec(10.0, _OUTPUT, "trackers that are not done so long after the run are ended", "seconds")
+
+
+@dataclass
 class Config:
     """One run, complete."""
 
@@ -213,6 +228,7 @@ class Config:
     probe: ProbeConfig = spec(ProbeConfig, _SCIENCE, "what is measured besides")
     seeds: Seeds = spec(Seeds, _SCIENCE, "random streams")
     design: DesignConfig = spec(DesignConfig, _OUTPUT, "what the comparison varies and holds fixed")
+    tracking: TrackingConfig = spec(TrackingConfig, _OUTPUT, "where numbers go besides the records")
     lease: LeaseConfig = spec(LeaseConfig, _EXECUTION, "who may write a run's records, and for how long")
 
     seed: Optional[int] = spec(0, _SCIENCE, "replicate; feeds seeds.data, seeds.sampling and seeds.init")

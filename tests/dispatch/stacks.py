@@ -128,3 +128,23 @@ def saves(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop:
                 (folder / "chain").write_bytes(chain)
                 (folder / "weights").write_bytes(chain * 400)
     return "completed"
+
+
+def breaks_once(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Stop) -> str:
+    """Validates every four updates, and fails in update 7 of its first attempt; the next goes on from update 6."""
+    store = CheckpointStore(checkpoints, keep=0, settle=recorder.settle)
+    newest = store.newest()
+    for update in range(update_of(newest) if newest is not None else 0, config.updates + 1):
+        if newest is None or update != update_of(newest):
+            recorder.first_batches(first_batches(config))
+            if update == 6:
+                with store.writing(update):
+                    pass
+            if update % 4 == 0:
+                recorder.evaluation({"update": update, "accuracy": update / 100, "correct": [1, 0]})
+        if update < config.updates:
+            loss = float("nan") if update == 3 else update / 7
+            recorder.update({"update": update, "actor/loss": loss, "actor/grad_clipped": update % 2 == 0, "data/age": None})
+        if update == 7 and newest is None:
+            raise RuntimeError("the power went")
+    return "completed"
