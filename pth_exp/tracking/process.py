@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from pth_exp import steadfast
 from pth_exp.schema import TrackingConfig, TrackingMode
 from pth_exp.tracking.backends import separate
 
@@ -34,8 +35,8 @@ def tracked(tracking: TrackingConfig, run_dir: Path, attempt: int) -> Iterator[N
         if process is not None:
             try:
                 process.close()
-            except Exception as error:
-                log.warning("tracking: %s", error)
+            except (Exception, KeyboardInterrupt) as error:
+                log.warning("tracking: given up: %s", error or type(error).__name__)
 
 
 class _Beside:
@@ -45,14 +46,15 @@ class _Beside:
         self._at: str | None = None
         self._process: subprocess.Popen[str] | None = None
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pth_exp.tracking.beside", str(run_dir), str(attempt)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # what ends the worker's session, as a second Ctrl-C does, leaves it to end by itself
-                text=True,
-            )
+            with steadfast.children():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "pth_exp.tracking.beside", str(run_dir), str(attempt)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # what ends the worker's session, as a second Ctrl-C does, leaves it to end by itself
+                    text=True,
+                )
         except OSError as error:
             log.warning("tracking: not started: %s", error)
             return

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from frozen_sweeps import SMALL_TASK, freeze_sweep, pth, runs_of
+from frozen_sweeps import SMALL, SMALL_TASK, all_reach, freeze_sweep, pid_of, pth, runs_of, until
 from wandb_server import KEY, Server, unreachable
 
 from pth_exp.lifecycle import State, state
@@ -68,7 +68,7 @@ def frozen_run(frozen_kinds: Path, tmp_path: Path) -> Callable[[str], Path]:
 def expected(run: Path) -> list[dict[str, Any]]:
     """The records' numbers, joined by hand."""
     records = RunRecords.load(run)
-    steps: dict[int, dict[str, Any]] = {step: {"_step": step} for step in range(13)}
+    steps: dict[int, dict[str, Any]] = {step: {"_step": step} for step in range(records.config["updates"] + 1)}
     for row in (*records.updates, *records.evaluations):
         numbers = {k: v for k, v in row.items() if isinstance(v, (int, float)) and k not in ("update", "attempt")}
         steps[row["update"]].update({k: "NaN" if math.isnan(v) else v for k, v in numbers.items()})
@@ -88,7 +88,7 @@ def check_what_was_sent(server: Server, run: Path) -> None:
     told = server.runs[run_id]
     assert list(server.runs) == [run_id] and told["project"] == "adhoc"
     assert (told["groupName"], told["displayName"]) == (sweep, frozen["run"]["label"])
-    assert told["tags"] == ["grpo", "trainer", f"seed={seed}"]
+    assert told["tags"] == [frozen["config"]["arm"]["name"], "trainer", f"seed={seed}"]
     hashes = {"config_id": frozen["config_id"], "frozen_sha256": (run / "frozen.sha256").read_text().strip()}
     assert server.config(run_id) == without_empty(frozen["config"]) | hashes
 
@@ -134,6 +134,31 @@ def test_the_offline_files_of_a_resumed_run_hold_all_of_it_once(frozen_run: Call
         kept.rename(first)
         for marker in first.glob("*.synced"):
             marker.unlink()
+        sync(run, server)
+        check_what_was_sent(server, run)
+
+
+def test_a_killed_run_and_what_resumes_it_are_one_run(tmp_path: Path) -> None:
+    """Real training, through `pth run` and `pth resume`. Nobody ends the tracker of a worker that is gone: it does so itself."""
+    overrides = ["arm=san", "updates=60", "validation.every=6", "validation.problems=8", "tracking=wandb", PATIENT]
+    launcher = subprocess.Popen(
+        [sys.executable, "-P", "-m", "pth_exp.cli", "run", *SMALL, *SMALL_TASK, *overrides],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    latest = tmp_path / "multirun_outputs" / "latest"
+    until((latest / "index.json").exists)
+    (run,) = runs_of(latest.resolve())
+    until(all_reach([run], 8))
+    worker = psutil.Process(pid_of(run))
+    trackers = worker.children(recursive=True)
+    worker.kill()
+    launcher.communicate()
+    assert trackers and psutil.wait_procs(trackers, timeout=240)[1] == []
+    resumed = pth("resume", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    records = RunRecords.load(run)
+    assert {row["attempt"] for row in records.updates} == {1, 2}
+    with Server() as server:
         sync(run, server)
         check_what_was_sent(server, run)
 

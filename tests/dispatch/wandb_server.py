@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 KEY = "0123456789abcdef" * 2 + "01234567"
@@ -69,6 +69,10 @@ class Server:
 def _handler(server: Server) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # of a client that was ended
+                super().handle()
 
         def _answer(self, answer: dict[str, Any]) -> None:
             body = json.dumps(answer).encode()
