@@ -109,6 +109,7 @@ def sync(run: Path, server: Server) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     done = subprocess.run(
         [sys.executable, "-m", "wandb", "sync", "--yes", *folders],
+        cwd=run,  # it logs where it is called
         env=clean | {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY, "WANDB_ERROR_REPORTING": "false"},
         capture_output=True,
         text=True,
