@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,3 +118,12 @@ def test_another_machine_s_is_left_alone(tmp_path: Path, owner: Owner) -> None:
 def test_nothing_noted_is_nothing_to_do(tmp_path: Path) -> None:
     leftovers.clear(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_is_short_enough_for_rays_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch job's TMPDIR may be long; a socket's path may have 107 bytes, and Ray's needs 67 below the folder."""
+    for where in ("/tmp", "/var/tmp", str(tmp_path)):
+        monkeypatch.setattr(tempfile, "tempdir", where)
+        with leftovers.scratch(tmp_path, "pth-verl-") as folder:
+            assert len(str(folder)) + 67 <= 107
+            assert str(folder).startswith(where if where != str(tmp_path) else "/tmp/pth-verl-")
