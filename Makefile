@@ -13,7 +13,7 @@ else
 PINS       := constraints.txt
 endif
 
-.PHONY: help slurm demo verl test lint types warm-start bench clean
+.PHONY: help install slurm demo verl test lint types warm-start bench clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
@@ -30,9 +30,13 @@ $(STAMP): pyproject.toml constraints.txt
 # On GPUs: pip install 'verl[vllm]' and this package into one environment, and name its interpreter in PTH_VERL_PYTHON.
 VERL := .venv-verl
 VERL_STAMP := $(VERL)/.installed
-$(VERL_STAMP): constraints-verl.txt pyproject.toml environments/vllm_metadata/pyproject.toml
+$(VERL)/.libraries: constraints-verl.txt
 	$(PYTHON) -m venv $(VERL)
 	$(VERL)/bin/python -m pip install --disable-pip-version-check -q --no-deps -r constraints-verl.txt
+	@touch $@
+
+# After the other environment: both installations of this package write beside its source.
+$(VERL_STAMP): $(VERL)/.libraries pyproject.toml environments/vllm_metadata/pyproject.toml | $(STAMP)
 	rm -rf build/vllm_metadata && mkdir -p build && cp -r environments/vllm_metadata build/
 	$(VERL)/bin/python -m pip install --disable-pip-version-check -q --no-deps build/vllm_metadata -e .
 	@touch $@
@@ -41,7 +45,9 @@ verl: $(STAMP) $(VERL_STAMP)  ## verl, Ray and vLLM for CPUs in an environment o
 	$(BIN)/pth doctor verl
 
 slurm:  ## a SLURM for its tests, from Debian's packages (needs root)
-	apt-get update -q && apt-get install -q -y --no-install-recommends slurm-wlm munge
+	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends slurm-wlm munge
+
+install: $(STAMP) $(VERL_STAMP)  ## both environments
 
 demo: $(STAMP)  ## the paper's harness faults in miniature, and the checks that show them
 	$(BIN)/pth run experiment=demo
