@@ -21,9 +21,14 @@ MATTERS: tuple[str, ...] = (
 )  # fmt: skip
 """Whose rows stay when a terminal has no room for all."""
 
+_ASTRAY = (State.FAILED, State.LOST, State.PREEMPTED, MISSING)
 _COLOURS = {State.RUNNING: "cyan", State.FAILED: "red", State.LOST: "red", MISSING: "red", State.PREEMPTED: "yellow",
             State.COMPLETED: "green"}  # fmt: skip
-_DISPENSABLE = ("host", "set", "age", "KL", "job", "reward", "evaluation")
+_WHY = ""
+"""The column, without a heading, of what went wrong; it takes the room that the others leave."""
+
+_LEAST_WHY = 24
+_DISPENSABLE = ("host", "set", "age", "KL", _WHY, "job", "reward", "evaluation")
 """Columns in the order in which a narrow terminal goes without."""
 
 _EVERY = 1.0
@@ -65,12 +70,14 @@ def _table(title: str, runs: Sequence[Standing], width: int, height: int, now: d
     from rich.text import Text
 
     chosen, rest = chosen_rows(runs, height - 3)
-    cells = [_cells(run) | {"set": _set(run, now)} for run in chosen]
+    cells = [_cells(run) | {"set": _set(run, now), _WHY: run.detail if run.state in _ASTRAY else ""} for run in chosen]
     columns = _fitting(cells, width)
+    room = max(_LEAST_WHY, width - 2 - _width([name for name in columns if name != _WHY], cells))
     shown = Table(box=None, pad_edge=False)
     for name in columns:
-        left = name in ("run", "state", "host", "job", "set")
-        shown.add_column(name, justify="left" if left else "right", no_wrap=True, overflow="ellipsis")
+        left = name in ("run", "state", "host", "job", "set", _WHY)
+        most = room if name == _WHY else None
+        shown.add_column(name, justify="left" if left else "right", no_wrap=True, overflow="ellipsis", max_width=most)
     for run, row in zip(chosen, cells, strict=True):
         shown.add_row(*(Text(row[name], _COLOURS.get(run.state, "") if name == "state" else "") for name in columns))
     head = Text(f"{len(runs)} runs: {counts(run.state for run in runs)}   {title}", "bold", no_wrap=True, overflow="ellipsis")
@@ -112,10 +119,17 @@ def _fitting(cells: Sequence[dict[str, str]], width: int) -> list[str]:
     """The columns for which a terminal has room."""
     columns = _used(cells) if cells else []
     for dispensable in _DISPENSABLE:
-        if sum(2 + max(len(name), *(len(row[name]) for row in cells)) for name in columns) - 2 <= width:
+        if _width(columns, cells) <= width:
             break
         columns = [name for name in columns if name != dispensable]
     return columns
+
+
+def _width(columns: Sequence[str], cells: Sequence[dict[str, str]]) -> int:
+    def widest(name: str) -> int:
+        return max(len(name), *(len(row[name]) for row in cells))
+
+    return sum(2 + (min(_LEAST_WHY, widest(name)) if name == _WHY else widest(name)) for name in columns) - 2
 
 
 def _set(run: Standing, now: datetime) -> str:

@@ -257,6 +257,7 @@ def test_of_hundreds_of_runs_those_that_matter_are_shown(tmp_path: Path, leases:
     terminal.expect_exact("60 runs: 58 queued, 1 running, 1 failed")
     terminal.expect_exact("[59] run·seed=59")
     terminal.expect_exact("[57] run·seed=57")
+    terminal.expect_exact("no space left")
     terminal.expect_exact("[0] run·seed=0")
     terminal.expect(r"\.\.\. and (\d+) more queued")
     assert terminal.match and 40 < int(terminal.match[1]) < 50
