@@ -31,7 +31,7 @@ def _ends(path: Path, most: int) -> list[dict[str, Any]]:
         while True:
             start = max(0, size - length)
             file.seek(start)
-            lines = file.read(size - start).split(b"\n")[bool(start) : -1]  # without what lost its beginning, or its end
+            lines = file.read(size - start).split(b"\n")[:-1]  # what lost its beginning is no row either
             rows: list[dict[str, Any]] = []
             while lines and len(rows) < most:
                 row = _row(lines.pop())

@@ -284,3 +284,12 @@ def test_labels_are_unique_whatever_differs(rows: list[tuple[str, int, float, st
     assert len(set(found)) == len(found)
     for label, (arm, *_) in zip(found, rows, strict=True):
         assert label.split("·")[0] == arm
+
+
+def test_values_are_equal_as_their_json_is() -> None:
+    def differs(a: Any, b: Any) -> bool:
+        return bool(compare([Described("a", {"x": a}), Described("b", {"x": b})], DesignConfig(vary=[])).unexpected)
+
+    nan = float("nan")
+    assert not differs(nan, float("nan")) and not differs([nan], [float("nan")]) and not differs(2e-4, 0.0002)
+    assert differs(0.0, -0.0) and differs(1, 1.0) and differs(1, True) and differs("1", 1) and differs(None, "null")

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -40,7 +40,13 @@ def shared(resolver: Resolver, raw: dict[str, Any]) -> Any:
         return "refused"
 
 
+ONE: dict[str, Any] = {"lr": 1, "name": None, "inner": {"lr": None, "deep": None}}
+
+
 @settings(max_examples=50, deadline=None)
+@example(
+    {"seed": 0, "a": ONE, "b": ONE | {"name": "${a.lr}"}}, [{"seed": 0, "a": ONE | {"lr": True}, "b": ONE | {"name": "${a.lr}"}}]
+)
 @given(configs, st.lists(configs, min_size=1, max_size=3))
 def test_each_resolves_as_it_would_alone(base: dict[str, Any], jobs: list[dict[str, Any]]) -> None:
     resolver = Resolver(copy.deepcopy(base))

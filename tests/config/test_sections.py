@@ -62,7 +62,8 @@ def test_other_writers_files_read_as_with_pyyaml(content: dict[str, Any], wide: 
         "a:\n- b: 1\n  c: 2\n-\n  d\n",
         "a:\n  b\n  c\nd: 1\n", "a: x\n  y\nb: 1\n", "? a\n: b\n", "a: !!str 1\n", "a:\nb:\n", "a:\n  b:\n  c:\n",
         "a : 1\n", "a: 1\r\nb: 2\r\n",
-        "\ufeffa: 1\n", "a:\n  b: 1\n\n\nc: 2\n", "a: {b: 1}\n", "é: 1\na: 2\n", "a:\t1\n", "a: 2026-01-01\n",
+        "\ufeffa: 1\n", "a:\n  b: 1\n\n\nc: 2\n", "a: {b: 1}\n", "é: 1\na: 2\n", "a:\t1\n",
+        "a:b\n", "a:\n  b:c\n", "a: 2026-01-01\n",
     ],
 )  # fmt: skip
 def test_files_that_people_write_read_as_with_pyyaml(text: str) -> None:
@@ -71,7 +72,17 @@ def test_files_that_people_write_read_as_with_pyyaml(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a: [", "a:\n  b: 1\n- 3\n", "a: 1\n b: 2\n", "a: *x\n", "a: 1\nb\n", "a: 'x\nb: 1\n", "a:\n  b: {\n  c: 1\n", "\x00"],
+    [
+        "a: [",
+        "a: 1\n...\nb: 2\n",
+        "a:\n  b: 1\n- 3\n",
+        "a: 1\n b: 2\n",
+        "a: *x\n",
+        "a: 1\nb\n",
+        "a: 'x\nb: 1\n",
+        "a:\n  b: {\n  c: 1\n",
+        "\x00",
+    ],
 )
 def test_a_mistake_is_told_as_by_pyyaml(text: str) -> None:
     with pytest.raises(yaml.YAMLError) as expected:
