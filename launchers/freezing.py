@@ -53,6 +53,7 @@ class Plan:
         assert isinstance(context.config_loader, ConfigLoaderImpl)
         self._composer = Composer(context.config_loader, master, arms)
         self._inputs: dict[str, dict[str, Any]] = {}
+        self.listing: freeze.Listing = {}
 
     def add(self, job_overrides: Sequence[Sequence[str]], with_inputs: bool) -> None:
         """Compose one batch. Raises :class:`Refusal`."""
@@ -67,9 +68,11 @@ class Plan:
         key = freeze.canonical([composed.values["task"], composed.values["model"]]).decode()
         if key not in self._inputs:
             try:
-                self._inputs[key] = freeze.input_hashes(composed.config)
+                self._inputs[key], listing = freeze.input_hashes(composed.config)
             except (OSError, ValueError) as error:
                 raise Refusal([objection(str(error))]) from error
+            for name, files in listing.items():
+                self.listing.setdefault(name, {}).update(files)
         return self._inputs[key]
 
     def design(self) -> DesignConfig:
@@ -130,6 +133,7 @@ class FreezingLauncher:
         if self._sweep_dir is None:
             name = self.plan.planned[0].composed.config.name
             self._sweep_dir = SweepDir.create(Path(self.plan.master.hydra.sweep.dir), name, self._launcher)
+        freeze.write_listing(self._sweep_dir.path, self.plan.listing)
         for finding in design.brief(verdict.comparison.findings):
             print(f"labelled: {finding.kind}: {finding.message}", file=sys.stderr)
         batch = [

@@ -122,6 +122,11 @@ def _info(path: str) -> schema.FieldInfo:
     return next((_table()[p] for p in within if p in _table()), schema.FieldInfo(path, Role.science, "", "", ""))
 
 
+def role(path: str) -> Role:
+    """What a field does to a comparison; science where the schema does not know the field."""
+    return _info(path).role
+
+
 def _key(value: Any) -> Hashable:
     """What two values have in common that count as equal: the same JSON, so that 1, 1.0 and true are three.
 

@@ -11,7 +11,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -85,26 +85,39 @@ def _file_hash(module: ModuleType) -> str:
     return digest.hexdigest()
 
 
-def arms_of(inputs: Mapping[str, Any]) -> dict[str, type[schema.Arm]]:
+def arms_of(inputs: Mapping[str, Any], accepted: Mapping[str, str] | None = None) -> dict[str, type[schema.Arm]]:
     """The arms that a frozen run can name. Verifies a study's code before it executes it.
 
-    Raises ``ValueError`` naming both hashes when code changed since it was frozen.
+    ``accepted`` are hashes that may stand for the frozen ones, as ``changed`` names them. Raises ``ValueError`` naming both
+    hashes when code changed since it was frozen.
     """
-    study = inputs.get("study")
-    frozen = dict(inputs.get("plugins") or {})
+    for name, expected, actual in changed(inputs):
+        if (accepted or {}).get(name) != actual:
+            raise ValueError(f"{name} was frozen with sha256 {expected}, now is {actual}")
+    frozen = inputs.get("plugins") or {}
+    modules = {name: module for name, module in plugin_modules().items() if name in frozen}
+    losses = _losses(inputs)
+    return _collect(modules if losses is None else {**modules, str(losses): _load(losses)})
+
+
+def changed(inputs: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The user's own code that is not as frozen: ``plug-in NAME`` or the path of a study's file, hash before, hash now."""
     modules = plugin_modules()
-    for name, expected in frozen.items():
+    for name, expected in (inputs.get("plugins") or {}).items():
         actual = _file_hash(modules[name]) if name in modules else "not installed"
         if actual != expected:
-            raise ValueError(f"plug-in {name} was frozen with sha256 {expected}, now is {actual}")
-    modules = {name: module for name, module in modules.items() if name in frozen}
-    if study is None or f"{MODULE}.py" not in study["files"]:
-        return _collect(modules)
-    path, expected = Path(study["path"]) / f"{MODULE}.py", study["files"][f"{MODULE}.py"]
-    actual = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "gone"
-    if actual != expected:
-        raise ValueError(f"{path} was frozen with sha256 {expected}, now has {actual}")
-    return _collect({**modules, str(path): _load(path)})
+            yield f"plug-in {name}", expected, actual
+    if (path := _losses(inputs)) is not None:
+        expected = inputs["study"]["files"][path.name]
+        actual = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "gone"
+        if actual != expected:
+            yield str(path), expected, actual
+
+
+def _losses(inputs: Mapping[str, Any]) -> Path | None:
+    """The losses of the study that a run was frozen in."""
+    study = inputs.get("study")
+    return Path(study["path"]) / f"{MODULE}.py" if study is not None and f"{MODULE}.py" in study["files"] else None
 
 
 def arms_here(folder: Path) -> dict[str, type[schema.Arm]]:

@@ -6,19 +6,23 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pth_exp import schema
+from pth_exp import changes, schema
+from pth_exp.changes import Change
 from pth_exp.refusal import Refusal, refuse
+from pth_exp.runfiles import write_json
 from pth_exp.sections import Loader, dump
 
 FORMAT = 1
-FILE, HASH_FILE = "frozen.yaml", "frozen.sha256"
+FILE, HASH_FILE = changes.FROZEN, "frozen.sha256"
+LISTING = "inputs.json"
+"""Beside the runs of a sweep: the hash of each file of each input, so that a change can be told by its file."""
 NOT_EXECUTED = ("conf", "launchers")
 """Folders of an installed package that a worker does not read: they end at the frozen file."""
 
@@ -40,6 +44,7 @@ class FrozenRun:
         inputs: hashes of source, data, model, tokenizer, and of a study folder or plug-ins.
         environment: variables that the worker sets before it imports anything heavy.
         files: name of each file that was derived from the config and frozen beside it, to its sha256.
+        accepted: hashes of inputs that the run may have instead of the frozen ones, by the input's name.
     """
 
     path: Path
@@ -50,6 +55,7 @@ class FrozenRun:
     inputs: dict[str, Any]
     environment: dict[str, str]
     files: dict[str, str]
+    accepted: Mapping[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def config(self) -> schema.Config:
@@ -60,7 +66,7 @@ class FrozenRun:
         from pth_exp import extensions
 
         try:
-            return schema.build(self.config_values, extensions.arms_of(self.inputs))
+            return schema.build(self.config_values, extensions.arms_of(self.inputs, self.accepted))
         except (ValueError, Refusal) as error:
             raise FrozenError(f"{self.path}: {error}") from error
 
@@ -123,11 +129,11 @@ def freeze(
         write_once(run_dir / name, derived)
     write_once(run_dir / FILE, data)
     write_once(run_dir / HASH_FILE, f"{sha256}\n".encode())
-    return _parsed(run_dir / FILE, sha256, content)
+    return _parsed(run_dir / FILE, sha256, content, {})
 
 
 def load(path: Path, sha256: str | None = None) -> FrozenRun:
-    """Read a frozen file and hold it against ``sha256``, or against the hash beside it.
+    """Read a frozen file and hold it against ``sha256``, or against the hash beside it, or a change that was accepted.
 
     Raises ``FrozenError`` naming both hashes when they differ, or saying what is missing.
     """
@@ -137,31 +143,63 @@ def load(path: Path, sha256: str | None = None) -> FrozenRun:
     except OSError as error:
         raise FrozenError(f"{error.filename}: {error.strerror}; a run is frozen by `pth run`") from error
     actual = hashlib.sha256(data).hexdigest()
-    if actual != expected:
+    accepted = changes.accepted(path.parent)
+    if actual not in (expected, accepted.get(FILE)):
         raise FrozenError(f"{path}: was frozen with sha256 {expected}, now has {actual}; freeze the run again with `pth run`")
     content = yaml.load(data, Loader)
     if content.get("format") != FORMAT:
         raise FrozenError(f"{path}: format {content.get('format')!r}, this version reads {FORMAT}")
-    return _parsed(path, actual, content)
+    return _parsed(path, actual, content, accepted)
 
 
-def _parsed(path: Path, sha256: str, content: Mapping[str, Any]) -> FrozenRun:
+def _parsed(path: Path, sha256: str, content: Mapping[str, Any], accepted: Mapping[str, str]) -> FrozenRun:
     keys = ("run", "config", "config_id", "inputs", "environment")
     run, config, identity, inputs, environment = (content[k] for k in keys)
-    return FrozenRun(path, sha256, run, config, identity, inputs, environment, content.get("files", {}))
+    return FrozenRun(path, sha256, run, config, identity, inputs, environment, content.get("files", {}), accepted)
 
 
 # -------------------------------------------------------------------------------------------------------------- inputs
 
 
-def source_hash(root: Path = Path(__file__).parent) -> str:
-    """Hash of the package's source as a worker executes it; the same for a wheel and an editable install."""
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An input that is not what was frozen.
+
+    Attributes:
+        name: of the input: source, data, model, tokenizer, a plug-in, a study's file, config_id, or a file frozen with the run.
+        before: hash of the whole of it as frozen.
+        after: the same now; "gone" without it.
+        changes: its files that differ; empty where the sweep has no list of them.
+    """
+
+    name: str
+    before: str
+    after: str
+    changes: tuple[Change, ...] = ()
+
+    def each(self) -> tuple[Change, ...]:
+        """Its files that differ, or itself where they are not known."""
+        return self.changes or (Change(self.name, "", self.before, self.after),)
+
+    def __str__(self) -> str:
+        files = f" ({changes.shown(self.changes)})" if self.changes else ""
+        return f"{self.name} changed after the run was frozen: frozen with sha256 {self.before}, now {self.after}{files}"
+
+
+def source_files(root: Path = Path(__file__).parent) -> dict[str, str]:
+    """sha256 of each file of the package's source as a worker executes it; the same for a wheel and an editable install."""
     files = sorted(p.relative_to(root) for p in root.rglob("*.py"))
-    digest = hashlib.sha256()
-    for file in files:
-        if file.parts[0] not in NOT_EXECUTED and "__pycache__" not in file.parts:
-            digest.update(f"{file.as_posix()}\0{file_hash(root / file)}\n".encode())
-    return digest.hexdigest()
+    executed = [file for file in files if file.parts[0] not in NOT_EXECUTED and "__pycache__" not in file.parts]
+    return {file.as_posix(): file_hash(root / file) for file in executed}
+
+
+def source_hash(root: Path = Path(__file__).parent) -> str:
+    """Hash of the package's source as a worker executes it."""
+    return _total(source_files(root))
+
+
+def _total(files: Mapping[str, str]) -> str:
+    return hashlib.sha256("".join(f"{name}\0{digest}\n" for name, digest in files.items()).encode()).hexdigest()
 
 
 def file_hash(path: Path) -> str:
@@ -169,41 +207,96 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def input_hashes(config: schema.Config) -> dict[str, Any]:
-    """Hashes of everything besides the config that decides a run: source, data, weights, tokenizer, a user's own code."""
-    from pth_exp import extensions, models, tasks
-
-    model, tokenizer = models.fingerprint(config.model)
-    data = tasks.data_fingerprint(config.task)
-    return {"source": source_hash(), "data": data, "model": model, "tokenizer": tokenizer, **extensions.hashes()}
+Listing = dict[str, dict[str, dict[str, str]]]
+"""Input to the hash of the whole to its files' hashes. It explains a difference; nothing is decided by it."""
 
 
-def verify_inputs(frozen: FrozenRun) -> None:
-    """Recompute the hashes of the inputs and of the files frozen beside the config.
+def input_hashes(config: schema.Config) -> tuple[dict[str, Any], Listing]:
+    """Hashes of everything besides the config that decides a run: source, data, weights, tokenizer, a user's own code.
 
-    Raises ``FrozenError`` naming the input, both hashes and the remedy.
+    The second is what `write_listing` takes.
     """
-    for name, expected, actual in _inputs(frozen):
-        if actual != expected:
-            raise FrozenError(
-                f"{name} changed after the run was frozen: frozen with sha256 {expected}, now {actual}; "
-                f"restore it, or freeze again with `pth run`"
-            )
+    from pth_exp import extensions
+
+    read = _read(config)
+    hashes = {name: total for name, (total, _) in read.items()}
+    return {**hashes, **extensions.hashes()}, {name: {total: files} for name, (total, files) in read.items()}
 
 
-def _inputs(frozen: FrozenRun) -> Iterator[tuple[str, str, str]]:
+def _read(config: schema.Config) -> dict[str, tuple[str, dict[str, str]]]:
+    """Of each input that every run has: the hash of the whole, and of each of its files."""
     from pth_exp import models, tasks
 
-    yield "source", frozen.inputs["source"], source_hash()
+    model, tokenizer = models.files(config.model)
+    files = {"source": source_files(), "model": model, "tokenizer": tokenizer}
+    return {**{name: (_total(listed), listed) for name, listed in files.items()}, "data": tasks.data_digests(config.task)}
+
+
+def write_listing(sweep: Path, listing: Listing) -> None:
+    """Write which files the inputs of a sweep's runs have."""
+    write_json(sweep / LISTING, listing)
+
+
+def _listing(sweep: Path) -> Listing:
+    try:
+        listing = json.loads((sweep / LISTING).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return listing if isinstance(listing, dict) else {}
+
+
+def verify_inputs(frozen: FrozenRun) -> list[Difference]:
+    """Recompute the hashes of the inputs and of the files frozen beside the config; what differs and was accepted.
+
+    Raises ``FrozenError`` naming each input that is neither as frozen nor accepted, both hashes, its files and the remedy.
+    """
+    differing = differences(frozen)
+    found = [d for d in differing if frozen.accepted.get(d.name) != d.after]
+    if not found:
+        return differing
+    sweep = frozen.path.parent.parent
+    remedy = "restore it, or freeze again with `pth run`"
+    if not any(d.name in frozen.files for d in found):
+        remedy += f", or go on all the same, on record: pth resume {sweep} --accept-changes 'why'"
+    raise FrozenError("; ".join([*map(str, found), remedy]))
+
+
+def differences(frozen: FrozenRun) -> list[Difference]:
+    """Every input that is not as frozen, accepted or not; of the user's own code alone, where that is not accepted.
+
+    Raises ``FrozenError`` when the config does not fit the schema any more.
+    """
+    from pth_exp import extensions
+
+    found = [Difference(*changed, _own_code(*changed)) for changed in extensions.changed(frozen.inputs)]
+    if any(frozen.accepted.get(d.name) != d.after for d in found):
+        return found
     config = frozen.config
-    yield "data", frozen.inputs["data"], tasks.data_fingerprint(config.task)
-    model, tokenizer = models.fingerprint(config.model)
-    yield "model", frozen.inputs["model"], model
-    yield "tokenizer", frozen.inputs["tokenizer"], tokenizer
-    yield "config_id", frozen.config_id, config_id(config, frozen.inputs)
+    listing = _listing(frozen.path.parent.parent)
+    for name, (total, files) in _read(config).items():
+        if total != frozen.inputs[name]:
+            before = listing.get(name, {}).get(frozen.inputs[name])
+            found.append(Difference(name, frozen.inputs[name], total, _changed_files(name, before, files)))
+    if (identity := config_id(config, frozen.inputs)) != frozen.config_id:
+        found.append(Difference("config_id", frozen.config_id, identity))
     for name, expected in frozen.files.items():
         path = frozen.path.parent / name
-        yield name, expected, file_hash(path) if path.is_file() else "gone"
+        if (actual := file_hash(path) if path.is_file() else "gone") != expected:
+            found.append(Difference(name, expected, actual))
+    return found
+
+
+def _own_code(name: str, before: str, after: str) -> tuple[Change, ...]:
+    kind, _, plug_in = name.partition(" ")
+    named = (kind, plug_in) if kind == "plug-in" else ("study", name)
+    return (Change(*named, before, after if len(after) == 64 else None),)
+
+
+def _changed_files(kind: str, before: Mapping[str, str] | None, now: Mapping[str, str]) -> tuple[Change, ...]:
+    if before is None:
+        return ()
+    names = sorted(before.keys() | now.keys())
+    return tuple(Change(kind, n, before.get(n), now.get(n)) for n in names if before.get(n) != now.get(n))
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -217,5 +310,8 @@ def write_once(path: Path, data: bytes) -> None:
         os.link(temporary, path)
     except FileExistsError:
         raise refuse(str(path), "", "exists already; two launches share a directory", "let every launch have its own") from None
+    except PermissionError:  # what Linux says of a file system without hard links
+        why = "cannot be hard-linked into place, which the lease needs too"
+        raise refuse(str(path), "", why, "use a directory of another file system") from None
     finally:
         temporary.unlink()

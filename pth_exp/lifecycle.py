@@ -7,6 +7,7 @@ Everything is plain files in the run's directory and works on a shared file syst
 * ``attempts/NNNN.<hex>.heartbeat`` is touched by the owner of attempt N. Who takes a run over removes the heartbeat of the
   attempt before; an owner touches its heartbeat before each write, and so learns from the file server itself, not from a
   cache, that it lost the run.
+* ``attempts/NNNN.facts.json`` is what attempt N said of its libraries and its machine.
 * ``attempts/JOB.stop`` asks the worker of job JOB to stop at its next update.
 * ``states.NNNN.jsonl`` holds the states attempt N went through; ``states.0000.jsonl`` those set from outside, by a launcher.
 
@@ -26,7 +27,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import getpass
 import json
 import os
 import re
@@ -34,13 +34,12 @@ import secrets
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pth_exp import machine
-from pth_exp.runfiles import append_row, create, read_rows, server_time, sync, write_json
+from pth_exp import changes, machine
+from pth_exp.runfiles import append_row, create, read_rows, server_time, stamp, sync, write_json
 
 _ATTEMPT_FILE = re.compile(r"(\d{4,})\.json")
 _GONE = (errno.ENOENT, errno.ESTALE)
@@ -103,7 +102,8 @@ class Attempt:
         beating = sorted(attempts.glob(f"{number:04d}.*.heartbeat"), key=lambda path: path.stat().st_mtime)
         heartbeat = beating[-1].name if beating else f"{number:04d}.heartbeat"
         who = f"a machine that is not known ({number:04d}.json {why})"
-        return cls(number, who, 0, None, None, "unknown", None, "unknown", _utc(), heartbeat, _LOST_AFTER / 10, _LOST_AFTER)
+        known_since = stamp("reader")["at"]
+        return cls(number, who, 0, None, None, "", None, "unknown", known_since, heartbeat, _LOST_AFTER / 10, _LOST_AFTER)
 
     def owner(self) -> str:
         job = f", job {self.job_id}" if self.job_id else ""
@@ -145,6 +145,12 @@ def status(run_dir: Path, now: float | None = None) -> Status:
 
     ``now`` is the file server's time (`server_time`), for callers that read many runs of one sweep.
     """
+    found = _status(run_dir, now)
+    changed = changes.summary(run_dir)
+    return found if changed is None else dataclasses.replace(found, detail=f"{found.detail}; {changed}")
+
+
+def _status(run_dir: Path, now: float | None) -> Status:
     number = newest_attempt(run_dir)
     notes = [row for row in read_rows(_states_file(run_dir, 0)) if row.get("after", 0) == number]
     if number == 0:
@@ -212,6 +218,7 @@ def claim(run_dir: Path, heartbeat_every: float, lost_after: float, place: str, 
     (run_dir / "attempts").mkdir(exist_ok=True)
     previous, message = _predecessor(run_dir, newest_attempt(run_dir, _newest_recorded(run_dir)))
     number = previous.attempt + 1 if previous else 1
+    stamped = stamp("worker")
     mine = Attempt(
         attempt=number,
         host=machine.host(),
@@ -220,8 +227,8 @@ def claim(run_dir: Path, heartbeat_every: float, lost_after: float, place: str, 
         process_start=machine.process_start(os.getpid()),
         place=place,
         job_id=job_id,
-        by=_who("worker"),
-        claimed_at=_utc(),
+        by=stamped["by"],
+        claimed_at=stamped["at"],
         heartbeat=f"{number:04d}.{secrets.token_hex(4)}.heartbeat",
         heartbeat_every=heartbeat_every,
         lost_after=lost_after,
@@ -301,9 +308,23 @@ class Lease:
             return None
 
     def describe(self, facts: Mapping[str, Any]) -> None:
-        """Add facts to ``manifest.json``."""
+        """Add facts to ``manifest.json`` and to what is kept of this attempt."""
         self._facts |= facts
+        self.check()
+        write_json(_facts_file(self.run_dir, self.attempt.attempt), self._facts)
         self._write_manifest(history(self.run_dir))
+
+    def remark(self, text: str) -> None:
+        """Add a sentence to the states that the run goes through."""
+        self._record(State.RUNNING, text)
+
+    def facts_before(self) -> dict[str, Any]:
+        """What the newest attempt before this one said of itself; empty where none did."""
+        for number in range(self.attempt.attempt - 1, 0, -1):
+            with contextlib.suppress(OSError, ValueError):
+                facts: dict[str, Any] = json.loads(_facts_file(self.run_dir, number).read_bytes())
+                return facts
+        return {}
 
     def end(self, state: State, reason: str = "") -> None:
         """Set the attempt's last state (COMPLETED, FAILED or PREEMPTED) and give the lease back."""
@@ -443,6 +464,10 @@ def _attempt_file(run_dir: Path, number: int) -> Path:
     return run_dir / "attempts" / f"{number:04d}.json"
 
 
+def _facts_file(run_dir: Path, number: int) -> Path:
+    return run_dir / "attempts" / f"{number:04d}.facts.json"
+
+
 def _states_file(run_dir: Path, number: int) -> Path:
     return run_dir / f"states.{number:04d}.jsonl"
 
@@ -454,18 +479,7 @@ def _noted(row: Mapping[str, Any], attempt: Attempt | None) -> Status:
 
 
 def _row(state: State, role: str, reason: str) -> dict[str, Any]:
-    return {"state": state, "at": _utc(), "by": _who(role)} | ({"reason": reason} if reason else {})
-
-
-def _utc() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _who(role: str) -> str:
-    user = str(os.getuid())
-    with contextlib.suppress(KeyError, OSError):  # a container's user need not have a name
-        user = getpass.getuser()
-    return f"{role} {user}@{machine.host()}, pid {os.getpid()}"
+    return {"state": state, **stamp(role)} | ({"reason": reason} if reason else {})
 
 
 def _last_row(run_dir: Path, number: int) -> dict[str, Any]:

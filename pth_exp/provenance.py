@@ -7,11 +7,13 @@ import importlib.metadata
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pth_exp
 from pth_exp import machine
+from pth_exp.changes import Change
 
 PACKAGES = (
     *("torch", "transformers", "tokenizers", "torchdata", "numpy", "safetensors", "hydra-core", "omegaconf"),
@@ -30,6 +32,20 @@ def provenance() -> dict[str, Any]:
         "platform": platform.platform(),
         "device": {"cpu": machine.cpu_name(), "cores": machine.cores(), "gpus": gpus, "visible_gpus": visible},
     }
+
+
+def moved(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Libraries and processors that are not those of an earlier attempt, by what `provenance` said of both.
+
+    They are no frozen inputs: a cluster's change under a run, often for good. Rounding may follow them.
+    """
+    found = []
+    for name in sorted({*before.get("versions", {}), *now["versions"]}):
+        pair = before.get("versions", {}).get(name), now["versions"].get(name)
+        found += [Change("version", name, *pair)] if pair[0] != pair[1] else []
+    pairs = {"python": ("version", before.get("python"), now["python"])}
+    pairs |= {name: ("device", before.get("device", {}).get(name), now["device"][name]) for name in ("cpu", "gpus")}
+    return found + [Change(kind, name, was, there) for name, (kind, was, there) in pairs.items() if was != there]
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pth_exp import freeze, lifecycle
+from pth_exp import accepting, lifecycle
+from pth_exp.freeze import FrozenError, FrozenRun
 from pth_exp.lifecycle import State
 from pth_exp.records.reader import NothingToRead, find_sweep, read_index
 from pth_exp.refusal import Refusal, refuse
@@ -33,6 +34,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--launcher", metavar="NAME", help="pth_local, pth_slurm or pth_ray; where it was launched by default")
     parser.add_argument("--failed", action="store_true", help="only runs that failed or were lost")
     parser.add_argument("--only", metavar="RUN", action="append", help="only this run: its number, or a pattern of its label")
+    parser.add_argument(
+        "--accept-changes", metavar="WHY",
+        help="go on over code, data or weights that changed since the sweep was frozen; what, who, when and WHY go on record",
+    )  # fmt: skip
     parser.add_argument("--slots", type=int, help="runs at a time; as many as cores or GPUs allow by default")
     parser.add_argument("--memory-per-run-gb", type=float, help="memory that one run needs, in GiB; measured by default")
     asked = parser.parse_intermixed_args(arguments)
@@ -40,9 +45,12 @@ def main(arguments: Sequence[str]) -> int:
     from pth_exp.launchers.slurm import SlurmPlace, not_waiting
 
     try:
+        if asked.accept_changes is not None and not asked.accept_changes.strip():
+            raise refuse("--accept-changes", "", "needs a reason, which goes on record", "say why the runs may go on")
         sweep = find_sweep(named_sweep(asked.words))
         place = _place(sweep, asked)
-        entries = chosen(read_index(sweep)["runs"], asked.only)
+        index = read_index(sweep)
+        entries = chosen(index["runs"], asked.only)
     except (NothingToRead, Refusal) as error:
         print(f"pth resume: {error}", file=sys.stderr)
         return 2
@@ -57,8 +65,8 @@ def main(arguments: Sequence[str]) -> int:
             running = True
             continue
         try:
-            frozen = freeze.load(run_dir / freeze.FILE, entry["frozen_sha256"])
-        except freeze.FrozenError as error:
+            frozen = _frozen(run_dir, index, entry, asked.accept_changes)
+        except (FrozenError, Refusal, ValueError) as error:
             refused.append(RunResult(entry["index"], entry["label"], State.FAILED, str(error), ""))
             continue
         jobs.append(dataclasses.replace(Job.of(frozen), index=entry["index"], label=entry["label"]))
@@ -74,6 +82,16 @@ def main(arguments: Sequence[str]) -> int:
         print(f"pth resume: {error}", file=sys.stderr)
         return 2
     return conclude(refused + results, sweep, sys.stderr) or int(running)
+
+
+def _frozen(run_dir: Path, index: Entry, entry: Entry, reason: str | None) -> FrozenRun:
+    """The run's frozen file; with a reason, what changed since is accepted. Raises FrozenError or ValueError."""
+    if reason is None:
+        return accepting.load(run_dir, index, entry)
+    frozen, told = accepting.accept(run_dir, index, entry, reason)
+    if told is not None:
+        print(f"[{entry['index']}] {entry['label']} goes on over changes, on record: {told}", file=sys.stderr)
+    return frozen
 
 
 def named_sweep(words: Sequence[str]) -> Path | None:

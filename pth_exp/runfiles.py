@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import getpass
 import json
 import os
 import secrets
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from pth_exp import machine
 
 
 def create(path: Path, content: bytes) -> None:
@@ -71,6 +75,15 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         with contextlib.suppress(ValueError):
             rows.append(json.loads(line))
     return rows
+
+
+def stamp(role: str) -> dict[str, str]:
+    """Who writes a row, and when."""
+    user = str(os.getuid())
+    with contextlib.suppress(KeyError, OSError):  # a container's user need not have a name
+        user = getpass.getuser()
+    at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return {"at": at, "by": f"{role} {user}@{machine.host()}, pid {os.getpid()}"}
 
 
 def server_time(directory: Path) -> float:

@@ -18,12 +18,12 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pth_exp import disk, freeze, lifecycle
+from pth_exp import changes, disk, freeze, lifecycle
 from pth_exp.lifecycle import Lease, LeaseHeld, LeaseLost, LifecycleError, State
 from pth_exp.redraw import RedrawError, verify_first_batches
 from pth_exp.refusal import Refusal
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         frozen = freeze.load(chosen.frozen, chosen.sha256)
         os.environ.update(frozen.environment)
-        freeze.verify_inputs(frozen)
+        accepted = freeze.verify_inputs(frozen)
         config = frozen.config
         if stop.asked():  # nothing was begun that would have to be ended in order
             if lifecycle.state(run_dir)[0] not in (State.RUNNING, State.COMPLETED):
@@ -105,21 +105,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say_refused(error)
     if lease.took_over is not None:
         logging.warning(lease.took_over)
-    return _attempt(lease, frozen, stop)
+    return _attempt(lease, frozen, accepted, stop)
 
 
-def _attempt(lease: Lease, frozen: freeze.FrozenRun, stop: Stop) -> int:
+def _attempt(lease: Lease, frozen: freeze.FrozenRun, accepted: Sequence[freeze.Difference], stop: Stop) -> int:
     """Run the stack under the lease; every way out but a lost lease or a dead file system ends in a state."""
     try:
         with tracked(frozen.config.tracking, lease.run_dir, lease.attempt.attempt):
-            return _in_a_state(lease, frozen, stop)
+            return _in_a_state(lease, frozen, accepted, stop)
     except LeaseLost as lost:
         lease.abandon()
         _say(f"error: {lost}")
         return HELD
 
 
-def _in_a_state(lease: Lease, frozen: freeze.FrozenRun, stop: Stop) -> int:
+def _in_a_state(lease: Lease, frozen: freeze.FrozenRun, accepted: Sequence[freeze.Difference], stop: Stop) -> int:
     reserve = disk.Reserve(lease.run_dir)
 
     def end(state: State, reason: str = "") -> None:
@@ -133,7 +133,7 @@ def _in_a_state(lease: Lease, frozen: freeze.FrozenRun, stop: Stop) -> int:
 
     try:
         reserve.take()
-        state, reason = _run(lease, frozen, stop)
+        state, reason = _run(lease, frozen, accepted, stop)
         end(state, reason)
         _say(f"{state.lower()}{f': {reason}' if reason else ''}")
         return _EXITS[state]
@@ -171,13 +171,15 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def _run(lease: Lease, frozen: freeze.FrozenRun, stop: Stop) -> tuple[State, str]:
+def _run(lease: Lease, frozen: freeze.FrozenRun, accepted: Sequence[freeze.Difference], stop: Stop) -> tuple[State, str]:
     from pth_exp.provenance import provenance
     from pth_exp.records.writer import RunRecorder
 
     hashes = {"frozen_sha256": frozen.sha256, "config_id": frozen.config_id, "inputs": frozen.inputs}
+    facts = {"format": 1, "run": frozen.run} | hashes | provenance()
     with disk.explained(lease.run_dir, "manifest.json"):
-        lease.describe({"format": 1, "run": frozen.run} | hashes | provenance())
+        lease.describe(facts)
+        _record_changes(lease, frozen, accepted, facts)
 
     def should_stop() -> bool:
         lease.check()
@@ -196,6 +198,26 @@ def _run(lease: Lease, frozen: freeze.FrozenRun, stop: Stop) -> tuple[State, str
         raise RuntimeError(f"the stack {frozen.config.stack.name} ended as {outcome!r}, neither completed nor preempted")
     verify_first_batches(lease.run_dir, frozen.config)
     return State.COMPLETED, ""
+
+
+def _record_changes(
+    lease: Lease, frozen: freeze.FrozenRun, accepted: Sequence[freeze.Difference], facts: Mapping[str, Any]
+) -> None:
+    """Put on record what this attempt has that is not as frozen, or as the attempt before had it, and from which update on."""
+    from pth_exp.checkpoint import CheckpointStore, update_of
+    from pth_exp.provenance import moved
+
+    edits = changes.edits_of_the_frozen_file(lease.run_dir) if frozen.accepted.get(freeze.FILE) == frozen.sha256 else []
+    found = [*edits, *(change for difference in accepted for change in difference.each())]
+    before = lease.facts_before()
+    found += moved(before, facts) if before else []
+    if not found and not changes.in_force(lease.run_dir):
+        return
+    newest = CheckpointStore(lease.run_dir / "checkpoint", frozen.config.stack.keep_checkpoints).newest()
+    told = changes.begin(lease.run_dir, lease.attempt.attempt, 0 if newest is None else update_of(newest), found)
+    logging.warning(told)
+    lease.remark(told)
+    lease.describe({"changes": changes.rows(lease.run_dir)})
 
 
 def _stack(name: str) -> Callable[..., Any]:

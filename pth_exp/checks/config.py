@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pth_exp import changes
 from pth_exp.checks import verl_config
 from pth_exp.checks.result import Outcome, Verdict
 from pth_exp.design import Described, compare, flatten
@@ -60,6 +61,9 @@ def _verdict(run: RunRecords, faults: Sequence[Fault]) -> Verdict:
         return say(Outcome.not_measured, missing, "What verl holds of its frozen config was not read back.")
     if not ids:
         return say(Outcome.not_measured, "no first batches", "The prompt IDs of the first batches were not written.")
+    if (changed := changes.summary(run.path)) is not None:
+        first = min(row["from_update"] for row in changes.rows(run.path) if row["event"] == "began")
+        return say(Outcome.warned, f"changed at {first}", f"Not one run in all its updates: {changed}.")
     return say(Outcome.passed, f"{received} fields, {ids} IDs", "Received as frozen; the first prompt IDs follow the data seed.")
 
 
@@ -70,7 +74,7 @@ def _integrity(run: RunRecords, entry: Mapping[str, Any]) -> Iterable[Fault]:
         if found != expected:
             yield f"{name} edited", f"{name} has sha256 {found}, frozen was {expected}."
     found = hashlib.sha256((run.path / "frozen.yaml").read_bytes()).hexdigest()
-    if found != entry["frozen_sha256"]:
+    if found not in (entry["frozen_sha256"], changes.accepted(run.path).get(changes.FROZEN)):
         yield "frozen.yaml edited", f"frozen.yaml has sha256 {found}, the sweep dispatched {entry['frozen_sha256']}."
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from pth_exp import changes
 from pth_exp.design import ABSENT, flatten
 from pth_exp.records.reader import RunRecords
 
@@ -42,7 +43,7 @@ def faults(run: RunRecords) -> Iterator[Fault]:
     yield from _differences({**asked, **places}, {name: held.get(name, ABSENT) for name in {**asked, **held}}, "verl's config")
     yield from _differences(asked, {name: value for name, value in built.items() if name not in places}, "what verl built")
     frozen = run.frozen["inputs"]["source"]
-    if (source := objects.get("source", frozen)) != frozen:
+    if (source := objects.get("source", frozen)) not in (frozen, changes.accepted(run.path).get("source")):
         yield "source differs", f"The actor's process ran source with sha256 {source}; frozen was {frozen}."
 
 

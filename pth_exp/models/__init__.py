@@ -1,5 +1,5 @@
 """Initial policies: the embedded one, a small pretrained one, local folders and the hub."""
 
-from pth_exp.models.resolve import ModelError, fingerprint, resolve
+from pth_exp.models.resolve import ModelError, files, fingerprint, resolve
 
-__all__ = ["ModelError", "fingerprint", "resolve"]
+__all__ = ["ModelError", "files", "fingerprint", "resolve"]

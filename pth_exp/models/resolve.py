@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pth_exp import schema
@@ -53,10 +53,19 @@ def resolve(config: schema.ModelConfig) -> Path:
     return _checked(_from_hub(config.path, config.revision), config.path)
 
 
-def fingerprint(config: schema.ModelConfig) -> tuple[str, str]:
-    """sha256 of the model's files (configuration and weights) and of the tokenizer's, names included. Raises ``ModelError``."""
+def files(config: schema.ModelConfig) -> tuple[dict[str, str], dict[str, str]]:
+    """sha256 of each of the model's files (configuration and weights) and of the tokenizer's. Raises ``ModelError``."""
     folder = resolve(config)
-    return _digest(folder, MODEL_FILES), _digest(folder, TOKENIZER_FILES)
+    model, tokenizer = (
+        {path.name: file_digest(path) for path in _matching(folder, names)} for names in (MODEL_FILES, TOKENIZER_FILES)
+    )
+    return model, tokenizer
+
+
+def fingerprint(config: schema.ModelConfig) -> tuple[str, str]:
+    """sha256 of the model's files and of the tokenizer's, names included. Raises ``ModelError``."""
+    model, tokenizer = map(_digest, files(config))
+    return model, tokenizer
 
 
 _REMEDY = "give a folder with config.json, *.safetensors and the tokenizer, a hub name, or model=embedded"
@@ -98,11 +107,8 @@ def _from_hub(name: str, revision: str | None) -> Path:
         ) from error
 
 
-def _digest(folder: Path, patterns: Sequence[str]) -> str:
-    digest = hashlib.sha256()
-    for path in _matching(folder, patterns):
-        digest.update(f"{path.name}\0{file_digest(path)}\n".encode())
-    return digest.hexdigest()
+def _digest(files: Mapping[str, str]) -> str:
+    return hashlib.sha256("".join(f"{name}\0{digest}\n" for name, digest in files.items()).encode()).hexdigest()
 
 
 def _matching(folder: Path, patterns: Sequence[str]) -> Iterable[Path]:
