@@ -2,7 +2,9 @@
 
     python tests/dispatch/kills.py --kills 200 [--seed N] [--folder DIR]
 
-Everything is real: ``pth run``, its workers, ``pth resume``, SIGKILL. A victim is a worker, the launcher, or both with every
+Everything is real: ``pth run``, its workers, ``pth resume``, SIGKILL. So that importing torch does not take nearly all of the
+time, the processes of three sweeps in four are forks of one that has imported it; those of the others, and of the sweep that is
+left alone, are started as always. A victim is a worker, the launcher, or both with every
 other worker, as when a machine dies. The instant is random within a phase that the victim has reached (while it imports, claims
 the run, loads, trains, writes a checkpoint, finishes), or random altogether. After each kill ``pth resume`` is called: at once,
 beside what still lives, or when the launcher was asked to end. When all runs of a sweep have completed, the next sweep begins.
@@ -16,25 +18,37 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
+import torch
 from frozen_sweeps import runs_of
 
-from pth_exp import lifecycle
+import pth_exp.launchers.freezing
+import pth_exp.resume
+import pth_exp.run
+import pth_exp.trainer.loop  # noqa: F401  imported once, for every fork
+from pth_exp import cli, lifecycle
+from pth_exp import worker as worker_module
+from pth_exp.launchers import local
 from pth_exp.lifecycle import State
 from pth_exp.records.reader import RunRecords
 
-UPDATES = 16
+UPDATES = 12
 SWEEP = (
     *("arm=tis_ppo", "queue=warmup,unique_prefill", "refresh_interval=4", "replay_age=3", f"updates={UPDATES}", "lr=1e-3"),
     *("prompts_per_update=2", "responses_per_prompt=2", "max_response_tokens=6", "task.train_problems=20"),
@@ -43,6 +57,7 @@ SWEEP = (
 )
 """An epoch is 10 batches, so it ends within a run; checkpoints fall into the middle of intervals, and validation beside them."""
 
+CONSTANTS = {"DEVNULL": subprocess.DEVNULL, "STDOUT": subprocess.STDOUT}
 KINDS = ("updates", "batches", "evals")
 PHASES: dict[str, float] = {"import": 0.5, "claim": 0.004, "load": 4.0, "update": 0.5, "checkpoint": 0.005, "finish": 0.08}
 """What a worker has reached before the clock of its end starts; the kill falls within so many seconds after it."""
@@ -60,11 +75,13 @@ class Tally:
     Attributes:
         kills: instants at which something was killed, by what and in which phase.
         signals: processes killed.
+        forks: kills in sweeps whose processes are forks.
         wrong: what differs from the sweep left alone, a sentence each.
     """
 
     kills: Counter[str] = field(default_factory=Counter)
     signals: int = 0
+    forks: int = 0
     sweeps: int = 0
     runs: int = 0
     attempts: int = 0
@@ -79,20 +96,65 @@ class Tally:
         rows = ", ".join(f"{count} of {kind}" for kind, count in self.rows.items())
         verdict = "\n".join(self.wrong) or "all equal the sweep that was left alone; no row is lost or repeated"
         return (
-            f"{self.kills.total()} kills ({self.signals} processes): {phases}\n"
+            f"{self.kills.total()} kills ({self.signals} processes; {self.forks} kills among forks): {phases}\n"
             f"{self.resumed} times pth resume; {self.attempts} attempts at {self.runs} runs of {self.sweeps} sweeps\n"
             f"rows compared: {rows}; {self.again} rows written by two attempts; {self.torn} torn lines\n{verdict}"
         )
 
 
+class Fork(subprocess.Popen[bytes]):
+    """A process that is a fork of this one, where Popen would start a program anew; all else is Popen's."""
+
+    def __init__(self, call: Callable[[], int], folder: Path, log: Any) -> None:
+        self._call, self._folder = call, folder
+        super().__init__(["fork"], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+    def _execute_child(self, *arguments: Any) -> None:
+        self.pid = os.fork()
+        self._child_created = True
+        if self.pid:
+            return
+        code = 70
+        try:
+            os.setsid()
+            os.chdir(self._folder)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            os.dup2(arguments[13], 1)
+            os.dup2(1, 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+            code = self._call()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+
+def _work_in_a_fork(pids: Path, command: Sequence[str], stdout: Any, env: dict[str, str], **_: Any) -> subprocess.Popen[bytes]:
+    """In the launcher: a worker as its fork, which notes where it works."""
+    words = command[command.index("--frozen") :]
+
+    def work() -> int:
+        (pids / f".{os.getpid()}").write_text(words[1])
+        (pids / f".{os.getpid()}").rename(pids / str(os.getpid()))
+        os.environ.clear()
+        os.environ.update(env)
+        return worker_module.main(words)
+
+    return Fork(work, Path.cwd(), stdout)
+
+
 class Sweep:
     """A sweep in a folder of its own, the commands that drive it, and their workers."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.launchers: list[psutil.Popen] = []
+    def __init__(self, folder: Path, forks: bool) -> None:
+        self.folder, self.forks = folder, forks
+        self.launchers: list[subprocess.Popen[bytes]] = []
         self._seen: dict[int, psutil.Process] = {}
-        folder.mkdir(parents=True, exist_ok=True)
+        self._pids = folder / "pids"
+        self._pids.mkdir(parents=True, exist_ok=True)
 
     @property
     def path(self) -> Path | None:
@@ -101,23 +163,41 @@ class Sweep:
         return latest.resolve() if (latest / "index.json").exists() else None
 
     def start(self, *arguments: str) -> None:
+        def launch() -> int:
+            popen = functools.partial(_work_in_a_fork, self._pids)
+            local.subprocess = SimpleNamespace(Popen=popen, **CONSTANTS)  # type: ignore[attr-defined]
+            return cli.main(list(arguments))
+
         with (self.folder / "launchers.txt").open("ab") as log:
+            if self.forks:
+                self.launchers.append(Fork(launch, self.folder, log))
+                return
             command = [sys.executable, "-P", "-m", "pth_exp.cli", *arguments]
             self.launchers.append(
-                psutil.Popen(command, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+                subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
             )
 
-    def living(self) -> list[psutil.Popen]:
+    def living(self) -> list[subprocess.Popen[bytes]]:
         return [launcher for launcher in self.launchers if launcher.poll() is None]
 
     def workers(self) -> list[psutil.Process]:
         """Workers that live, those of killed launchers included."""
         for launcher in self.living():
             with contextlib.suppress(psutil.Error):
-                for child in launcher.children():
-                    if child.pid not in self._seen and _run_of(child) is not None:
+                for child in psutil.Process(launcher.pid).children():
+                    if child.pid not in self._seen and self.run_of(child) is not None:
                         self._seen[child.pid] = child
         return [process for process in self._seen.values() if _lives(process)]
+
+    def run_of(self, process: psutil.Process) -> Path | None:
+        """The run that a worker works on; None for what is no worker, or not yet."""
+        with contextlib.suppress(psutil.Error, FileNotFoundError):
+            if self.forks:
+                return Path((self._pids / str(process.pid)).read_text()).parent
+            words = process.cmdline()
+            if "--frozen" in words:
+                return Path(words[words.index("--frozen") + 1]).parent
+        return None
 
     def done(self) -> bool:
         return self.path is not None and all(lifecycle.state(run)[0] is State.COMPLETED for run in runs_of(self.path))
@@ -133,15 +213,6 @@ def _lives(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
-
-
-def _run_of(process: psutil.Process) -> Path | None:
-    """The run that a worker works on; None for what is no worker."""
-    with contextlib.suppress(psutil.Error):
-        words = process.cmdline()
-        if "--frozen" in words:
-            return Path(words[words.index("--frozen") + 1]).parent
-    return None
 
 
 def _attempt(run: Path, pid: int) -> int | None:
@@ -212,6 +283,9 @@ class Killer:
                 self._what_next(sweep)
             elif not sweep.living() and not sweep.workers() and not sweep.done():
                 self._resume(sweep)
+            failed = [] if sweep.path is None else [run for run in runs_of(sweep.path) if lifecycle.state(run)[0] is State.FAILED]
+            if failed:
+                raise RuntimeError(f"{failed[0]}: {lifecycle.state(failed[0])[1]}\n{(failed[0] / 'log.txt').read_text()[-3000:]}")
             time.sleep(0.01)
         for launcher in sweep.living():
             launcher.wait()
@@ -232,12 +306,13 @@ class Killer:
             prey = self._await_phase(sweep, phase, rows)
             if prey is not None:
                 time.sleep(delay)
+        launchers = [psutil.Process(launcher.pid) for launcher in sweep.living()]
         if victim == "launcher":
-            return self._strike(sweep, sweep.living()[-1:], "launcher")
+            return self._strike(sweep, launchers[-1:], "launcher")
         if prey is None:
             return False
         if victim == "machine":
-            return self._strike(sweep, [*sweep.living(), *sweep.workers()], "all at once")
+            return self._strike(sweep, [*launchers, *sweep.workers()], "all at once")
         return self._strike(sweep, [prey], "worker")
 
     def _pick(self, processes: Sequence[psutil.Process]) -> psutil.Process | None:
@@ -254,7 +329,7 @@ class Killer:
                 if not workers and not sweep.living():
                     return None
             for worker in workers:
-                run = _run_of(worker)
+                run = sweep.run_of(worker)
                 if run is not None and reached(phase, run, worker, rows):
                     return worker
             time.sleep(_POLL)
@@ -263,15 +338,16 @@ class Killer:
     def _strike(self, sweep: Sweep, processes: Sequence[psutil.Process], whom: str) -> bool:
         struck = []
         for process in processes:
-            run = _run_of(process)
+            run = sweep.run_of(process)
             with contextlib.suppress(psutil.Error):
                 if _lives(process):
                     process.kill()
                     struck.append((process, run))
         killed = []
         for process, run in struck:
-            with contextlib.suppress(psutil.Error):
-                process.wait(20)
+            end = time.monotonic() + PATIENCE
+            while _lives(process) and time.monotonic() < end:
+                time.sleep(_POLL)
             if run is None:
                 killed.append("launching" if sweep.path is not None else "freezing")
             elif lifecycle.state(run)[0] is not State.COMPLETED:
@@ -279,6 +355,7 @@ class Killer:
         if not killed:
             return False
         name = whom if whom == "all at once" else f"{whom} {killed[0]}"
+        self.tally.forks += sweep.forks
         self.tally.kills[name] += 1
         self.tally.signals += len(killed)
         self.say(f"{self.tally.kills.total():4d}  {name}  {', '.join(killed)}")
@@ -357,8 +434,8 @@ def _written_again(path: Path, wrong: list[str]) -> int:
 
 
 @contextlib.contextmanager
-def _sweep(folder: Path) -> Iterator[Sweep]:
-    sweep = Sweep(folder)
+def _sweep(folder: Path, forks: bool) -> Iterator[Sweep]:
+    sweep = Sweep(folder, forks)
     try:
         yield sweep
     finally:
@@ -367,13 +444,13 @@ def _sweep(folder: Path) -> Iterator[Sweep]:
 
 def kill_sweeps(folder: Path, kills: int, seed: int, say: Callable[[str], None] = print) -> Tally:
     """The whole of it, in ``folder``."""
-    with _sweep(folder / "alone") as alone:
+    with _sweep(folder / "alone", forks=False) as alone:
         alone.start("run", *SWEEP)
         if alone.launchers[0].wait() != 0 or alone.path is None:
             raise RuntimeError((alone.folder / "launchers.txt").read_text())
     killer = Killer(kills, seed, say)
     while killer.tally.kills.total() < kills:
-        with _sweep(folder / f"{killer.tally.sweeps:03d}") as sweep:
+        with _sweep(folder / f"{killer.tally.sweeps:03d}", forks=killer.tally.sweeps % 4 != 3) as sweep:
             killer.torment(sweep)
             assert sweep.path is not None
             hold(sweep.path, alone.path, killer.tally)
@@ -388,6 +465,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="where the sweeps stay; a temporary folder by default")
     asked = parser.parse_args(arguments)
     print(f"seed {asked.seed}", flush=True)
+    torch.set_num_threads(1)  # a fork has no other thread than the one that forks
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
