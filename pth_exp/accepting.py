@@ -20,6 +20,7 @@ from pth_exp.changes import Change
 from pth_exp.design import ABSENT, flatten, role
 from pth_exp.freeze import FrozenError, FrozenRun
 from pth_exp.records.reader import NothingToRead, read_yaml
+from pth_exp.sections import dump
 
 COMPOSED = Path(".hydra") / "config.yaml"
 """What Hydra composed, which a frozen file was made from."""
@@ -134,7 +135,7 @@ def _original(
         for path, value in flatten({"config": composed}).items():
             if not (settled and path.startswith(_SETTLED)):
                 _put(content, path, value)
-        if hashlib.sha256(freeze.dump(content)).hexdigest() == entry["frozen_sha256"]:
+        if hashlib.sha256(dump(content)).hexdigest() == entry["frozen_sha256"]:
             return content
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -182,7 +183,8 @@ class Difference:
         return self.changes or (Change(self.name, "", self.before, self.after),)
 
     def __str__(self) -> str:
-        files = f" ({changes.shown(self.changes)})" if self.changes else ""
+        named = [dataclasses.replace(c, kind="") if c.kind == self.name else c for c in self.changes]
+        files = f" ({changes.shown(named)})" if named else ""
         return f"{self.name} changed after the run was frozen: frozen with sha256 {self.before}, now {self.after}{files}"
 
 

@@ -46,8 +46,11 @@ def _verdict(run: RunRecords, faults: Sequence[Fault]) -> Verdict:
     received = len(_known(run))
     ids = sum(map(len, run.first_batches or ()))
     values = {"received": received, "first_prompt_ids": ids, "faults": [text for _, text in faults]}
+    changed = changes.summary(run.path)
 
     def say(outcome: Outcome, number: str, reason: str, details: tuple[str, ...] = ()) -> Verdict:
+        if changed is not None:
+            details = (*details, f"Not one run in all its updates: {changed}.")
         return Verdict(NAME, run.label, outcome, number, reason, details, values, self_reported=("received.yaml",))
 
     if faults:
@@ -61,9 +64,9 @@ def _verdict(run: RunRecords, faults: Sequence[Fault]) -> Verdict:
         return say(Outcome.not_measured, missing, "What verl holds of its frozen config was not read back.")
     if not ids:
         return say(Outcome.not_measured, "no first batches", "The prompt IDs of the first batches were not written.")
-    if (changed := changes.summary(run.path)) is not None:
+    if changed is not None:
         first = min(row["from_update"] for row in changes.rows(run.path) if row["event"] == "began")
-        return say(Outcome.warned, f"changed at {first}", f"Not one run in all its updates: {changed}.")
+        return say(Outcome.warned, f"changed at {first}", "Something changed since it was frozen, or between its attempts.")
     return say(Outcome.passed, f"{received} fields, {ids} IDs", "Received as frozen; the first prompt IDs follow the data seed.")
 
 

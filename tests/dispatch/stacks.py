@@ -28,6 +28,19 @@ def completes(config: Config, recorder: RunRecorder, checkpoints: Path, should_s
     return "completed"
 
 
+def stops_at_a_checkpoint(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Stop) -> str:
+    """Three updates further, with a checkpoint, and stopped there."""
+    store = CheckpointStore(checkpoints, 1, recorder.settle)
+    newest = store.newest()
+    done = (0 if newest is None else update_of(newest)) + 3
+    recorder.first_batches(first_batches(config))
+    for update in range(done - 3, done):
+        recorder.update({"update": update})
+    with store.writing(done) as folder:
+        (folder / "state.pt").write_text(f"{done}")
+    return "preempted"
+
+
 def tells_its_environment(config: Config, recorder: RunRecorder, checkpoints: Path, should_stop: Stop) -> str:
     checkpoints.with_name("environment.txt").write_text(os.environ["PTH_TEST_WORD"])
     return completes(config, recorder, checkpoints, should_stop)
