@@ -442,15 +442,15 @@ def _sweep(folder: Path, forks: bool) -> Iterator[Sweep]:
         sweep.end()
 
 
-def kill_sweeps(folder: Path, kills: int, seed: int, say: Callable[[str], None] = print) -> Tally:
+def kill_sweeps(folder: Path, kills: int, seed: int, forks_only: bool, say: Callable[[str], None]) -> Tally:
     """The whole of it, in ``folder``."""
-    with _sweep(folder / "alone", forks=False) as alone:
+    with _sweep(folder / "alone", forks_only) as alone:
         alone.start("run", *SWEEP)
         if alone.launchers[0].wait() != 0 or alone.path is None:
             raise RuntimeError((alone.folder / "launchers.txt").read_text())
     killer = Killer(kills, seed, say)
     while killer.tally.kills.total() < kills:
-        with _sweep(folder / f"{killer.tally.sweeps:03d}", forks=killer.tally.sweeps % 4 != 3) as sweep:
+        with _sweep(folder / f"{killer.tally.sweeps:03d}", forks_only or killer.tally.sweeps % 4 != 3) as sweep:
             killer.torment(sweep)
             assert sweep.path is not None
             hold(sweep.path, alone.path, killer.tally)
@@ -462,6 +462,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--forks-only", action="store_true", help="no process is started anew, which is quicker")
     parser.add_argument("--folder", type=Path, help="where the sweeps stay; a temporary folder by default")
     asked = parser.parse_args(arguments)
     print(f"seed {asked.seed}", flush=True)
@@ -469,7 +470,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        tally = kill_sweeps(folder.absolute(), asked.kills, asked.seed, lambda text: print(text, flush=True))
+        tally = kill_sweeps(folder.absolute(), asked.kills, asked.seed, asked.forks_only, lambda text: print(text, flush=True))
     print(f"seed {asked.seed}, {time.monotonic() - began:.0f} s\n{tally}")
     return 1 if tally.wrong else 0
 
