@@ -56,9 +56,12 @@ PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=9 PreemptMode=OF
 """
 
 
-def missing() -> list[str]:
-    """Programs of SLURM that are not on this machine; empty where the tests can run."""
-    return [program for program in PROGRAMS if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None]
+def absent() -> str:
+    """Why SLURM cannot be started on this machine; empty where it can."""
+    if os.getuid() != 0:
+        return "needs root"
+    missing = [program for program in PROGRAMS if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None]
+    return f"not installed: {', '.join(missing)} (make slurm)" if missing else ""
 
 
 class Slurm:
@@ -89,8 +92,7 @@ class Slurm:
 @contextmanager
 def slurm_of_tests() -> Iterator[Slurm]:
     """One of two nodes. Skips the test where SLURM is not installed, unless PTH_TEST_SLURM says that it must be."""
-    if os.getuid() != 0 or (absent := missing()):
-        why = "needs root" if os.getuid() != 0 else f"not installed: {', '.join(absent)} (make slurm)"
+    if why := absent():
         if os.environ.get("PTH_TEST_SLURM") == "1":
             pytest.fail(f"PTH_TEST_SLURM=1, and SLURM {why}")
         pytest.skip(f"SLURM {why}")

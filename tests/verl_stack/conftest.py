@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from running import ARMS, SMALL, UPDATES, pth
+from allocation import Allocation, over_two_nodes
+from cluster import slurm_of_tests
+from running import ARMS, SMALL, TWO_RANKS, UPDATES, pth
 
 from pth_exp.interpreters import NoInterpreter, interpreter
 from pth_exp.records.reader import RunRecords, Sweep
@@ -36,3 +38,10 @@ def sweep(verl_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 def runs(sweep: Sweep) -> dict[str, RunRecords]:
     """The sweep's runs by arm."""
     return dict(zip(ARMS, sweep.runs, strict=True))
+
+
+@pytest.fixture(scope="session")
+def allocation(verl_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Allocation:
+    """The run of two ranks, in a SLURM job of two nodes."""
+    with slurm_of_tests() as cluster:
+        return over_two_nodes(cluster, verl_python, tmp_path_factory.mktemp("allocation"), *TWO_RANKS)

@@ -14,6 +14,7 @@ SMALL = (
     *("task.train_problems=12", "validation.problems=16", "seed=7"),
 )
 """Three batches an epoch."""
+TWO_RANKS = ("arm=tis_ppo", *SMALL, "updates=5", "stack.ranks=2", "stack.micro_batch_rows=4", "validation.every=null")
 
 
 def pth(folder: Path, verl_python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

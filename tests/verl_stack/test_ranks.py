@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from running import SMALL, pth
+from allocation import Allocation
+from cluster import absent
+from running import TWO_RANKS, pth
 
 from pth_exp.records.reader import RunRecords, Sweep
 
@@ -16,10 +18,13 @@ NEAR = ("actor/", "ratio/", "rollout_corr/", "coef/", "reward/", "response_lengt
 
 
 @pytest.fixture(scope="module")
-def two(verl_python: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
+def two(verl_python: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
+    """On two nodes of SLURM's where there is one; it takes as long as on this machine alone."""
+    if not absent():
+        allocation: Allocation = request.getfixturevalue("allocation")
+        return RunRecords.load(allocation.run)
     folder = tmp_path_factory.mktemp("ranks")
-    parts = ["stack.ranks=2", "stack.micro_batch_rows=4", "validation.every=null"]
-    done = pth(folder, verl_python, "run", "arm=tis_ppo", *SMALL, f"updates={UPDATES}", *parts)
+    done = pth(folder, verl_python, "run", *TWO_RANKS)
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = Sweep.load(folder / "multirun_outputs").runs
     return run
