@@ -122,7 +122,8 @@ class Fork(subprocess.Popen[bytes]):
                 signal.signal(number, signal.SIG_DFL)
             os.dup2(arguments[13], 1)
             os.dup2(1, 2)
-            sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+            # closefd: else a fork of a fork, which puts others in their place, would have the first ones close 1 and 2
+            sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
             code = self._call()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
