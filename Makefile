@@ -65,7 +65,7 @@ types: $(STAMP)
 	cd build/types && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
 
 test: lint types $(VERL_STAMP)  ## style, types and every test, the slow ones and those of verl included
-	$(BIN)/pytest -n 2 --ignore tests/verl_stack
+	$(BIN)/pytest -n 3 --ignore tests/verl_stack  # some wait for daemons and timers
 	PTH_TEST_VERL=1 $(BIN)/pytest tests/verl_stack  # one verl job at a time: each takes 6 GB
 
 warm-start: $(STAMP)  ## train the embedded model again (about two minutes)

@@ -144,15 +144,12 @@ class _Worker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, start: Callable[[], subprocess.Popen[bytes]]) -> int:
-        before = {number: signal.signal(number, self._hear) for number in (signal.SIGUSR2, signal.SIGTERM)}
-        try:
-            self._process = start()
-            if self.received:
-                self._process.terminate()
-            return self._process.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        for number in (signal.SIGUSR2, signal.SIGTERM):  # for good: a late one must not keep the job from being requeued
+            signal.signal(number, self._hear)
+        self._process = start()
+        if self.received:
+            self._process.terminate()
+        return self._process.wait()
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
         self.received.append(number)

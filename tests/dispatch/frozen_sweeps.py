@@ -8,11 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pth_exp import cli
 from pth_exp.launchers.local import LocalPlace
+from pth_exp.records.reader import RunRecords
 
 SMALL = ["prompts_per_update=4", "responses_per_prompt=2", "max_response_tokens=8", "stack.checkpoint_every=3"]
 SMALL_TASK = ["task.train_problems=64", "task.test_problems=16"]
@@ -59,3 +61,20 @@ def updates_done(run_dir: Path) -> int:
 
 def all_reach(runs: Sequence[Path], updates: int) -> Callable[[], bool]:
     return lambda: all(updates_done(run) >= updates for run in runs)
+
+
+def numbers(run: Path) -> dict[str, Any]:
+    """Everything a run recorded but how long it took and which attempt wrote it."""
+    records = RunRecords.load(run)
+
+    def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{k: v for k, v in row.items() if k != "attempt" and not k.startswith("timing_s/")} for row in rows]
+
+    weights = sorted(path.name for path in (run / "checkpoint").glob("update-*"))[-1]  # the name holds the sha256 of the state
+    return {
+        "updates": plain(records.updates),
+        "batches": plain(records.batches),
+        "evaluations": plain(records.evaluations),
+        "first batches": records.first_batches,
+        "last checkpoint": weights,
+    }

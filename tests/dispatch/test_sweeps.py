@@ -8,11 +8,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pexpect
 import pytest
-from frozen_sweeps import SMALL, SMALL_TASK, alive, all_reach, pid_of, pth, runs_of, until
+from frozen_sweeps import SMALL, SMALL_TASK, alive, all_reach, numbers, pid_of, pth, runs_of, until
 
 from pth_exp.lifecycle import State, history, state
 from pth_exp.records.reader import RunRecords
@@ -41,24 +40,7 @@ def _sweep(folder: Path) -> Path:
     return latest.resolve()
 
 
-def _numbers(run: Path) -> dict[str, Any]:
-    """Everything a run recorded but how long it took and which attempt wrote it."""
-    records = RunRecords.load(run)
-
-    def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{k: v for k, v in row.items() if k != "attempt" and not k.startswith("timing_s/")} for row in rows]
-
-    weights = sorted(path.name for path in (run / "checkpoint").glob("update-*"))[-1]  # the name holds the sha256 of the state
-    return {
-        "updates": plain(records.updates),
-        "batches": plain(records.batches),
-        "evaluations": plain(records.evaluations),
-        "first batches": records.first_batches,
-        "last checkpoint": weights,
-    }
-
-
-def test_a_killed_run_stops_no_other_and_resumes_to_the_same_numbers(tmp_path: Path) -> None:
+def test_a_killed_run_stops_no_other_and_resumes_to_the_samenumbers(tmp_path: Path) -> None:
     overrides = ["arm=san", "updates=24", "refresh_interval=4", "replay_age=3"]
     launcher = _start(tmp_path, *overrides, "seed=1,2", "hydra.launcher.slots=2")
     victim, other = runs_of(_sweep(tmp_path))
@@ -91,7 +73,7 @@ def test_a_killed_run_stops_no_other_and_resumes_to_the_same_numbers(tmp_path: P
     whole = pth("run", *COMMAND[4:], *overrides, "seed=1", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     (uninterrupted,) = runs_of(_sweep(tmp_path))
-    assert _numbers(victim) == _numbers(uninterrupted)
+    assert numbers(victim) == numbers(uninterrupted)
 
     again = pth("resume", victim.parent, cwd=tmp_path)
     assert again.returncode == 0 and again.stdout.startswith("nothing to resume in ")

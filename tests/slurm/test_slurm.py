@@ -8,11 +8,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cluster import Slurm
-from frozen_sweeps import SMALL, SMALL_TASK, alive, all_reach, pid_of, pth, runs_of, until
+from frozen_sweeps import SMALL, SMALL_TASK, alive, all_reach, numbers, pid_of, pth, runs_of, until
 
 from pth_exp.lifecycle import State, history, state, status
 from pth_exp.records.reader import RunRecords
@@ -152,18 +151,6 @@ def test_cancelled_interrupted_and_killed(cluster: Slurm, tmp_path: Path) -> Non
     assert [row["update"] for row in records.updates] == list(range(len(records.updates))) and not records.problems
 
 
-def _numbers(run: Path) -> dict[str, Any]:
-    """Everything a run recorded but how long it took and which attempt wrote it."""
-    records = RunRecords.load(run)
-    assert not records.problems
-
-    def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{k: v for k, v in row.items() if k != "attempt" and not k.startswith("timing_s/")} for row in rows]
-
-    weights = sorted(path.name for path in (run / "checkpoint").glob("update-*"))[-1]  # the name holds the sha256 of the state
-    return {"updates": plain(records.updates), "batches": plain(records.batches), "last checkpoint": weights}
-
-
 GATE = """
     while _rows() >= 3 and not Path("go").exists():
         time.sleep(0.05)
@@ -218,7 +205,7 @@ def test_a_time_out_is_requeued_and_continues_to_the_last_bit(cluster: Slurm, tm
     assert whole.returncode == 0, whole.stderr
     (uninterrupted,) = _runs(tmp_path)
     assert uninterrupted != run and {row["attempt"] for row in RunRecords.load(run).updates} == {1, 2}
-    assert _numbers(run) == _numbers(uninterrupted)
+    assert numbers(run) == numbers(uninterrupted)
 
 
 def test_a_preempted_run_makes_room_and_comes_back(cluster: Slurm, tmp_path: Path) -> None:
