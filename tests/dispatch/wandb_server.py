@@ -45,6 +45,15 @@ class Server:
                 "historyLineCount": 0,
             }
             return {"upsertBucket": {"bucket": bucket, "inserted": True}}
+        if name == "RunResumeStatus":
+            return {
+                "model": {
+                    "id": "p",
+                    "name": v["project"],
+                    "entity": {"id": "e", "name": "team"},
+                    "bucket": self._known(v["name"]),
+                }
+            }
         if name == "CreateRunFiles":
             files = [{"name": file, "uploadUrl": f"{self.url}/up/{file}"} for file in v["files"]]
             return {"createRunFiles": {"runID": "x", "uploadHeaders": [], "files": files}}
@@ -53,6 +62,16 @@ class Server:
         if name == "ServerFeaturesQuery":
             return {"serverInfo": {"features": []}}
         return {}
+
+    def _known(self, run: str) -> dict[str, Any] | None:
+        """What a client that resumes is told of a run: how many lines it has, and the last."""
+        if run not in self.runs:
+            return None
+        lines = self.history.get(run, [])
+        tail = json.dumps([json.dumps(line) for line in lines[-1:]])
+        counts = {"historyLineCount": len(lines), "eventsLineCount": 0, "logLineCount": 0}
+        texts = {"summaryMetrics": "{}", "config": "{}", "wandbConfig": '{"t": 1}', "eventsTail": "[]", "historyTail": tail}
+        return {"id": f"id-{run}", "name": run, "displayName": None, "sweepName": None, "tags": [], **counts, **texts}
 
     def stream(self, run: str, sent: dict[str, Any]) -> None:
         """Lines have numbers, and one sent again takes the place of the one before."""
