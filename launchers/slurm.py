@@ -17,7 +17,7 @@ from pth_exp import lifecycle
 from pth_exp.interpreters import NoInterpreter
 from pth_exp.launchers import slurm_client
 from pth_exp.launchers.interrupts import explain, signals_into
-from pth_exp.launchers.place import Job, RunResult, outcome
+from pth_exp.launchers.place import HELD, Job, RunResult, exit_text, outcome
 from pth_exp.launchers.progress import Progress, progress
 from pth_exp.launchers.slurm_client import Queued, SlurmError
 from pth_exp.launchers.slurm_job import SlurmRun
@@ -239,6 +239,11 @@ class _Sweep:
     def _outcome(self, flight: Flight, queued: Queued) -> RunResult:
         if flight.withdrawn:
             return _withdrawn(flight.job)
+        status = lifecycle.status(flight.job.run_dir)
+        if status.state is State.RUNNING and status.job_id != flight.job_id:
+            return outcome(flight.job, exit_text(HELD))
+        if status.state in (State.QUEUED, State.FROZEN) and queued.state == "CANCELLED":
+            return _failed(flight.job, f"job {flight.job_id} was cancelled before it began")
         hint = _HINTS.get(queued.state, "")
         result = outcome(flight.job, f"SLURM's {queued.state}{hint}")
         if queued.state == "CANCELLED" and result.state is State.PREEMPTED:

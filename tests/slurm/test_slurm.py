@@ -289,3 +289,25 @@ def test_a_node_that_fails_loses_no_update(cluster: Slurm, tmp_path: Path) -> No
     records = RunRecords.load(run)
     assert [row["update"] for row in records.updates] == list(range(len(records.updates)))
     assert {problem.kind for problem in records.problems} <= {"torn"}
+
+
+def test_a_job_that_finds_its_run_taken_leaves_it_alone(cluster: Slurm, tmp_path: Path) -> None:
+    for node in ("n0", "n1"):
+        cluster.drained(node)
+    try:
+        launcher = _start(tmp_path, "arm=grpo", "seed=1", ENDLESS)
+        (run,) = _runs(tmp_path, launcher)
+        until(lambda: _submitted([run]))
+        sha256 = (run / "frozen.sha256").read_text().strip()
+        command = [sys.executable, "-P", "-m", "pth_exp.worker", "--frozen", str(run / "frozen.yaml"), "--sha256", sha256]
+        other = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until(all_reach([run], 1))
+    finally:
+        for node in ("n0", "n1"):
+            cluster.resumed(node)
+    out, err = launcher.communicate()
+    assert launcher.returncode == 1 and "another worker has it" in err, err + out
+    assert state(run)[0] is State.RUNNING
+    other.terminate()
+    assert other.wait() == 3
+    assert {row["attempt"] for row in RunRecords.load(run).updates} == {1}
