@@ -41,7 +41,7 @@ class Flight:
 
     Attributes:
         reason: why it waits.
-        missing: looks at the queue since it was last seen there.
+        gone: looks at the queue since it was last seen there alive.
         waits: it does not run yet, or has been requeued.
         withdrawn: cancelled by this launcher while it waited.
     """
@@ -50,7 +50,7 @@ class Flight:
     job_id: str
     started: bool = False
     reason: str = ""
-    missing: int = 0
+    gone: int = 0
     waits: bool = True
     withdrawn: bool = False
 
@@ -215,15 +215,16 @@ class _Sweep:
         if state is not State.QUEUED and not flight.started and not (queued and queued.waits):
             flight.started = True
             self._shown.start(flight.job)
-        if queued is None:
-            flight.missing += 1
-            if flight.missing > 1 and state is not State.RUNNING:
-                self._end(flight, self._vanished(flight, state))
+        flight.waits = queued is not None and queued.waits
+        if queued is None or queued.ended:
+            flight.gone += 1  # while a job is requeued the queue may say for a moment that it has ended
+            if state is State.RUNNING and queued is None:
+                return
+            if state in (State.COMPLETED, State.FAILED) or flight.gone > _LOOKS:
+                self._end(flight, self._vanished(flight, state) if queued is None else self._outcome(flight, queued))
             return
-        flight.missing, flight.waits = 0, queued.waits
-        if queued.ended:
-            self._end(flight, self._outcome(flight, queued))
-        elif queued.reason != flight.reason and queued.waits:
+        flight.gone = 0
+        if queued.reason != flight.reason and queued.waits:
             flight.reason = queued.reason
             if queued.reason not in _PATIENCE:
                 self._shown.message(f"[{flight.job.index}] {flight.job.label}  job {flight.job_id} waits: {queued.reason}")
@@ -335,6 +336,8 @@ def _last_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
+_LOOKS = 3
+"""That a job whose run has not ended must be gone for."""
 _MAY_WAIT = (State.QUEUED, State.PREEMPTED)
 _ASKED = ("partition", "account", "qos", "constraint", "nodes", "cpus_per_task", "gpus_per_node", "mem_gb", "timeout_min")
 _SHOWN = ("partition", "nodes", "cpus-per-task", "gpus-per-node", "mem", "time")

@@ -199,6 +199,7 @@ def test_flatten_keeps_every_leaf(tree: dict[str, Any]) -> None:
     assert len(flatten(tree)) == (leaf_count(tree) if tree else 0)
 
 
+@settings(deadline=None)
 @given(st.permutations(list(sweep())), st.sampled_from([f[1] for f in FAULTS if f[2].per_arm == []]))
 def test_findings_do_not_depend_on_the_order_of_runs(order: list[str], fault: Callable[[dict[str, Run]], None]) -> None:
     runs = sweep()

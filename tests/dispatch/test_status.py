@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -211,8 +212,9 @@ def test_status_imports_rich_only_for_a_live_table(mixed: Path) -> None:
 def status(sweep: Path, *arguments: str, rows: int = 24, columns: int = 160) -> pexpect.spawn[str]:
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": str(rows)}
     return pexpect.spawn(
-        str(PTH), ["status", str(sweep), *arguments], env=environment, encoding="utf-8", timeout=60, dimensions=(rows, columns)
-    )
+        str(PTH), ["status", str(sweep), *arguments], env=environment, encoding="utf-8", timeout=60, dimensions=(rows, columns),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as in a terminal, wherever the tests run
+    )  # fmt: skip
 
 
 def ended(terminal: pexpect.spawn[str]) -> str:
