@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ class Flight:
 
     Attributes:
         reason: why it waits.
-        gone: looks at the queue since it was last seen there alive.
+        gone: since when, by the monotonic clock, the queue shows it ended or not at all; 0 while it lives.
         waits: it does not run yet, or has been requeued.
         withdrawn: cancelled by this launcher while it waited.
     """
@@ -50,7 +51,7 @@ class Flight:
     job_id: str
     started: bool = False
     reason: str = ""
-    gone: int = 0
+    gone: float = 0.0
     waits: bool = True
     withdrawn: bool = False
 
@@ -211,19 +212,21 @@ class _Sweep:
                 self._look(flight, event.get(flight.job_id))
 
     def _look(self, flight: Flight, queued: Queued | None) -> None:
-        state = lifecycle.state(flight.job.run_dir)[0]
+        status = lifecycle.status(flight.job.run_dir)
+        state, requeued = status.state, (status.by or "").startswith("job ")
         if state is not State.QUEUED and not flight.started and not (queued and queued.waits):
             flight.started = True
             self._shown.start(flight.job)
         flight.waits = queued is not None and queued.waits
         if queued is None or queued.ended:
-            flight.gone += 1  # while a job is requeued the queue may say for a moment that it has ended
+            flight.gone = flight.gone or time.monotonic()  # while it is requeued the queue says that it has ended, till KillWait
             if state is State.RUNNING and queued is None:
                 return
-            if state in (State.COMPLETED, State.FAILED) or flight.gone > _LOOKS:
+            patience = _REQUEUE_SECONDS if state is State.QUEUED and requeued and not flight.withdrawn else _GONE_SECONDS
+            if state in (State.COMPLETED, State.FAILED) or time.monotonic() - flight.gone > patience:
                 self._end(flight, self._vanished(flight, state) if queued is None else self._outcome(flight, queued))
             return
-        flight.gone = 0
+        flight.gone = 0.0
         if queued.reason != flight.reason and queued.waits:
             flight.reason = queued.reason
             if queued.reason not in _PATIENCE:
@@ -336,8 +339,8 @@ def _last_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
-_LOOKS = 3
-"""That a job whose run has not ended must be gone for."""
+_GONE_SECONDS, _REQUEUE_SECONDS = 2.0, 180.0
+"""That a job must be gone for whose run has not ended; one that has requeued itself."""
 _MAY_WAIT = (State.QUEUED, State.PREEMPTED)
 _ASKED = ("partition", "account", "qos", "constraint", "nodes", "cpus_per_task", "gpus_per_node", "mem_gb", "timeout_min")
 _SHOWN = ("partition", "nodes", "cpus-per-task", "gpus-per-node", "mem", "time")
