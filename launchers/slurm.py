@@ -8,7 +8,6 @@ import shlex
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,7 @@ class Flight:
 
     Attributes:
         reason: why it waits.
-        gone: since when, by the monotonic clock, the queue shows it ended or not at all; 0 while it lives.
+        missing: looks at the queue since it was last seen there.
         waits: it does not run yet, or has been requeued.
         withdrawn: cancelled by this launcher while it waited.
     """
@@ -51,7 +50,7 @@ class Flight:
     job_id: str
     started: bool = False
     reason: str = ""
-    gone: float = 0.0
+    missing: int = 0
     waits: bool = True
     withdrawn: bool = False
 
@@ -212,22 +211,19 @@ class _Sweep:
                 self._look(flight, event.get(flight.job_id))
 
     def _look(self, flight: Flight, queued: Queued | None) -> None:
-        status = lifecycle.status(flight.job.run_dir)
-        state, requeued = status.state, (status.by or "").startswith("job ")
+        state = lifecycle.state(flight.job.run_dir)[0]
         if state is not State.QUEUED and not flight.started and not (queued and queued.waits):
             flight.started = True
             self._shown.start(flight.job)
-        flight.waits = queued is not None and queued.waits
-        if queued is None or queued.ended:
-            flight.gone = flight.gone or time.monotonic()  # while it is requeued the queue says that it has ended, till KillWait
-            if state is State.RUNNING and queued is None:
-                return
-            patience = _REQUEUE_SECONDS if state is State.QUEUED and requeued and not flight.withdrawn else _GONE_SECONDS
-            if state in (State.COMPLETED, State.FAILED) or time.monotonic() - flight.gone > patience:
-                self._end(flight, self._vanished(flight, state) if queued is None else self._outcome(flight, queued))
+        if queued is None:
+            flight.missing += 1
+            if flight.missing > 1 and state is not State.RUNNING:
+                self._end(flight, self._vanished(flight, state))
             return
-        flight.gone = 0.0
-        if queued.reason != flight.reason and queued.waits:
+        flight.missing, flight.waits = 0, queued.waits
+        if queued.ended:
+            self._end(flight, self._outcome(flight, queued))
+        elif queued.reason != flight.reason and queued.waits:
             flight.reason = queued.reason
             if queued.reason not in _PATIENCE:
                 self._shown.message(f"[{flight.job.index}] {flight.job.label}  job {flight.job_id} waits: {queued.reason}")
@@ -339,8 +335,6 @@ def _last_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
-_GONE_SECONDS, _REQUEUE_SECONDS = 2.0, 180.0
-"""That a job must be gone for whose run has not ended; one that has requeued itself."""
 _MAY_WAIT = (State.QUEUED, State.PREEMPTED)
 _ASKED = ("partition", "account", "qos", "constraint", "nodes", "cpus_per_task", "gpus_per_node", "mem_gb", "timeout_min")
 _SHOWN = ("partition", "nodes", "cpus-per-task", "gpus-per-node", "mem", "time")

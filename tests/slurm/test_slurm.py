@@ -171,10 +171,10 @@ def _gated_study(folder: Path) -> None:
     losses.write_text(text.replace("    terms =", f"{GATE}    terms =", 1).replace("ARMS: dict", COUNT, 1))
 
 
-def _now(cluster: Slurm, job_id: str) -> None:
-    """SLURM has a requeued job wait for two minutes."""
+def _soon(cluster: Slurm, job_id: str) -> None:
+    """SLURM has a requeued job wait for two minutes; within the second of its end a node would not take it again."""
     until(lambda: cluster.job(job_id)["JobState"] == "PENDING")
-    cluster.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+    cluster.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+3")
 
 
 def test_a_time_out_is_requeued_and_continues_to_the_last_bit(cluster: Slurm, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_time_out_is_requeued_and_continues_to_the_last_bit(cluster: Slurm, tm
     until(lambda: "SIGUSR2 received" in log.read_text())
     (tmp_path / "go").touch()
     until(lambda: "requeued: the time limit is near" in state(run)[1])
-    _now(cluster, job_id)
+    _soon(cluster, job_id)
     out, err = launcher.communicate()
     assert launcher.returncode == 0, err + out
     assert [(row["state"], row["by"].split()[0]) for row in history(run)] == [
@@ -216,7 +216,7 @@ def test_a_preempted_run_makes_room_and_comes_back(cluster: Slurm, tmp_path: Pat
     until(lambda: state(run) == (State.QUEUED, "requeued: preempted"))
     until(lambda: cluster.job(urgent)["JobState"] == "COMPLETED")
     reached = len(RunRecords.load(run).updates)
-    _now(cluster, _job(run))
+    _soon(cluster, _job(run))
     until(all_reach([run], reached + 2))
     cluster.run("scancel", _job(run))
     out, err = launcher.communicate()
@@ -276,7 +276,7 @@ def test_a_node_that_fails_loses_no_update(cluster: Slurm, tmp_path: Path) -> No
     try:
         until(lambda: cluster.job(job_id)["JobState"] == "PENDING" and not alive([pid_of(run)]))
         reached = len(RunRecords.load(run).updates)
-        _now(cluster, job_id)
+        _soon(cluster, job_id)
         until(all_reach([run], reached + 6))
         assert cluster.job(job_id)["NodeList"] != failed
         launcher.send_signal(signal.SIGINT)
