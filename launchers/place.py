@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from pth_exp import leftovers, lifecycle
+from pth_exp.exits import HELD
 from pth_exp.freeze import FrozenRun
 from pth_exp.interpreters import interpreter
 from pth_exp.launchers import memory
@@ -21,9 +22,6 @@ stand in for modules."""
 
 LOG = "log.txt"
 """A run's stdout and stderr, in its directory; attempts append."""
-
-HELD = 4
-"""A worker's exit code when another worker has the run."""
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import secrets
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from pth_exp.launchers.place import Job
 from pth_exp.launchers.slurm_job import SlurmRun, this_job
-from pth_exp.launchers.slurm_settings import SlurmSettings
+from pth_exp.launchers.slurm_settings import SlurmSettings, flags, job_name
 from pth_exp.refusal import refuse
+from pth_exp.runfiles import create
 
+FOLDER, NAME = "sbatch", "job-name"
+"""In the sweep's directory: where a script goes unless it is sent elsewhere; what the jobs of all its scripts are called."""
 RUNS = "runs.json"
 """Beside the script: what each task of the array executes."""
 
@@ -24,8 +28,7 @@ def write(jobs: Sequence[Job], settings: SlurmSettings, sweep: Path, folder: Pat
     """Write ``job.sh`` and what it reads into ``folder``; the script's path. Raises Refusal, ``NoInterpreter``."""
     for job in jobs:
         settings.require(job)
-    alike = {repr((settings.options(job), settings.step(job))) for job in jobs}
-    if len(alike) > 1:
+    if len(settings.alike(jobs)) > 1:
         why = "its runs ask SLURM for different things, and a job array asks once"
         remedy = "write a script for each kind with --only, or give launcher.cpus_per_task, gpus_per_node and mem_gb for all"
         raise refuse("sweep", sweep, why, remedy)
@@ -39,15 +42,15 @@ def write(jobs: Sequence[Job], settings: SlurmSettings, sweep: Path, folder: Pat
 
 def _lines(jobs: Sequence[Job], settings: SlurmSettings, sweep: Path, folder: Path) -> Iterator[str]:
     most = f"%{settings.array_parallelism}" if settings.array_parallelism else ""
-    options: Mapping[str, Any] = {
-        "job-name": f"pth-{sweep.resolve().name}",
+    options = {
+        "job-name": _own_name(sweep),
         "array": ranges([job.index for job in jobs]) + most,
         "output": str(folder.absolute() / "%A_%a.out"),
         **settings.options(jobs[0]),
     }
     yield "#!/bin/bash"
-    for name, value in options.items():
-        yield f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={_quoted(str(value))}"
+    for flag in flags(options):
+        yield f"#SBATCH {shlex.quote(flag)}"
     yield ""
     yield from settings.setup
     step = shlex.join(["srun", *settings.step(jobs[0])])
@@ -55,8 +58,22 @@ def _lines(jobs: Sequence[Job], settings: SlurmSettings, sweep: Path, folder: Pa
     yield f"{step} {entry}"
 
 
-def _quoted(value: str) -> str:
-    return value if all(letter.isalnum() or letter in "-_./%,:@=[]" for letter in value) else f'"{value}"'
+def name_of(sweep: Path) -> str | None:
+    """What the jobs of a sweep's scripts are called, no other sweep's ones; None before the first script.
+
+    The number of a task is its run's, so such a job is known before it begins, though nobody saw it submitted.
+    """
+    try:
+        return (sweep / FOLDER / NAME).read_text().strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def _own_name(sweep: Path) -> str:
+    (sweep / FOLDER).mkdir(exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        create(sweep / FOLDER / NAME, f"{job_name(sweep)}-{secrets.token_hex(3)}\n".encode())
+    return (sweep / FOLDER / NAME).read_text().strip()
 
 
 def ranges(numbers: Sequence[int]) -> str:

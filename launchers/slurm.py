@@ -8,20 +8,21 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from pth_exp import lifecycle
+from pth_exp.exits import HELD
 from pth_exp.interpreters import NoInterpreter
-from pth_exp.launchers import slurm_client
+from pth_exp.launchers import sbatch, slurm_client
 from pth_exp.launchers.interrupts import explain, signals_into
-from pth_exp.launchers.place import HELD, Job, RunResult, exit_text, outcome
+from pth_exp.launchers.place import Job, RunResult, exit_text, outcome
 from pth_exp.launchers.progress import Progress, progress
 from pth_exp.launchers.slurm_client import Queued, SlurmError
 from pth_exp.launchers.slurm_job import SlurmRun
-from pth_exp.launchers.slurm_settings import SlurmSettings
+from pth_exp.launchers.slurm_settings import SlurmSettings, flags, job_name
 from pth_exp.lifecycle import State
 from pth_exp.refusal import refuse
 
@@ -76,7 +77,7 @@ class SlurmPlace:
         self._stream = stream or sys.stdout
         try:
             probe = Job(0, "probe", Path(), Path(), "", device="cpu")
-            slurm_client.would_take(_flags(self._settings.options(probe)))
+            slurm_client.would_take(flags(self._settings.options(probe)))
         except SlurmError as error:
             remedy = f"correct one of launcher.{', '.join(_ASKED)}, additional_parameters"
             raise refuse("launcher", _told(settings), f"sbatch refuses it: {error}", remedy) from None
@@ -101,7 +102,7 @@ class SlurmPlace:
                 except (SlurmError, NoInterpreter) as error:
                     results |= {job.index: _failed(job, str(error)) for job in jobs}
             if self._settings.wait:
-                results |= _Sweep(flights, _name(runs[0]), self._settings.poll_seconds, shown).fly()
+                results |= _Sweep(flights, _names(runs[0].run_dir.parent), self._settings.poll_seconds, shown).fly()
         ids = {flight.job.index: flight.job_id for flight in flights}
         return [
             results.get(run.index) or RunResult(run.index, run.label, State.QUEUED, f"job {ids[run.index]}", "", left=True)
@@ -110,31 +111,33 @@ class SlurmPlace:
 
     def _adopt(self, runs: Sequence[Job], shown: Progress) -> list[Flight]:
         """Follow the jobs of an earlier launch that still wait instead of submitting theirs again. Raises `SlurmError`."""
-        waiting = waiting_jobs([run.run_dir for run in runs])
-        flights = [Flight(run, waiting[run.run_dir]) for run in runs if run.run_dir in waiting]
+        attempts = [lifecycle.newest_attempt(run.run_dir) for run in runs]
+        waiting = waiting_jobs(runs)
+        for run, attempt in zip(runs, attempts, strict=True):
+            if run.index in waiting and lifecycle.status(run.run_dir).job_id != waiting[run.index]:  # submitted by hand
+                lifecycle.note(run.run_dir, State.QUEUED, "launcher", job_id=waiting[run.index], after=attempt)
+        flights = [Flight(run, waiting[run.index]) for run in runs if run.index in waiting]
         for flight in flights:
             shown.message(f"[{flight.job.index}] {flight.job.label}  job {flight.job_id} is in the queue already; following it")
         return flights
 
     def _arrays(self, runs: Sequence[Job]) -> Iterable[list[Job]]:
         """Runs that ask for the same, in portions that one array holds."""
-        alike: dict[str, list[Job]] = {}
-        for run in runs:
-            alike.setdefault(repr((self._settings.options(run), self._settings.step(run))), []).append(run)
-        for jobs in alike.values():
+        for jobs in self._settings.alike(runs):
             for first in range(0, len(jobs), MOST_IN_AN_ARRAY):
                 yield jobs[first : first + MOST_IN_AN_ARRAY]
 
     def _submit(self, jobs: Sequence[Job], shown: Progress) -> list[Flight]:
         """Raises `SlurmError`, `NoInterpreter`."""
         import submitit
+        from submitit.core.utils import FailedJobError, FailedSubmissionError
 
         folder = jobs[0].run_dir.parent / FOLDER
         work = [SlurmRun.of(job, self._settings) for job in jobs]
         executor = submitit.SlurmExecutor(folder=folder, python=shlex.join([sys.executable, "-P"]))
         options = self._settings.options(jobs[0])
         executor.update_parameters(
-            job_name=_name(jobs[0]),
+            job_name=job_name(jobs[0].run_dir.parent),
             time=options.pop("time"),
             signal_delay_s=self._settings.signal_delay_s,
             setup=list(self._settings.setup) or None,
@@ -147,7 +150,7 @@ class SlurmPlace:
         try:
             with executor.batch():
                 submitted = [executor.submit(run) for run in work]
-        except Exception as error:
+        except (FailedSubmissionError, FailedJobError, OSError) as error:
             raise SlurmError(f"sbatch did not take the job: {_last_line(error)}") from error
         flights = [Flight(job, handle.job_id) for job, handle in zip(jobs, submitted, strict=True)]
         for flight, attempt in zip(flights, attempts, strict=True):
@@ -161,9 +164,9 @@ class SlurmPlace:
 class _Sweep:
     """The flight of a sweep's jobs."""
 
-    def __init__(self, flights: Sequence[Flight], name: str, poll_seconds: float, shown: Progress) -> None:
+    def __init__(self, flights: Sequence[Flight], names: Collection[str], poll_seconds: float, shown: Progress) -> None:
         self._flying = {flight.job_id: flight for flight in flights}
-        self._name, self._poll_seconds, self._shown = name, poll_seconds, shown
+        self._names, self._poll_seconds, self._shown = names, poll_seconds, shown
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._results: dict[int, RunResult] = {}
         self._interrupts = 0
@@ -192,7 +195,7 @@ class _Sweep:
         """Ask for the queue; a thread, because a controller that is down answers late."""
         while True:
             try:
-                self._events.put(slurm_client.queue([*self._flying], self._name))
+                self._events.put(slurm_client.queue([*self._flying], self._names))
             except SlurmError as error:
                 self._events.put(error)
             if self._done.wait(self._poll_seconds):
@@ -274,17 +277,24 @@ class _Sweep:
         self._shown.end(flight.job, result)
 
 
-def waiting_jobs(run_dirs: Sequence[Path]) -> dict[Path, str]:
-    """Jobs that SLURM has for runs that are not running: queued, or requeued. Raises `SlurmError` when it does not answer."""
-    found = {run_dir: lifecycle.status(run_dir) for run_dir in run_dirs}
-    ids = {run_dir: status.job_id for run_dir, status in found.items() if status.job_id and status.state in _MAY_WAIT}
-    known = slurm_client.queue([*filter(slurm_client.is_job_id, ids.values())], _sweep_name(run_dirs[0].parent)) if ids else {}
-    waiting = {}
-    for run_dir, job_id in ids.items():
+def waiting_jobs(jobs: Sequence[Job]) -> dict[int, str]:
+    """By the run's number, the job that SLURM has for a run of a sweep that is not running: queued, or requeued, or of a script.
+
+    Raises `SlurmError` when it does not answer.
+    """
+    if not jobs:
+        return {}
+    sweep = jobs[0].run_dir.parent
+    script = sbatch.name_of(sweep)
+    waiting = slurm_client.waiting_tasks(script) if script is not None else {}
+    found = {job.index: lifecycle.status(job.run_dir) for job in jobs}
+    ids = {index: status.job_id for index, status in found.items() if status.job_id and status.state in _MAY_WAIT}
+    known = slurm_client.queue([*filter(slurm_client.is_job_id, ids.values())], _names(sweep))
+    for index, job_id in ids.items():
         queued = known.get(job_id)
-        if queued is not None and (queued.waits or (found[run_dir].state is State.QUEUED and not queued.ended)):
-            waiting[run_dir] = job_id
-    return waiting
+        if queued is not None and (queued.waits or (found[index].state is State.QUEUED and not queued.ended)):
+            waiting[index] = job_id
+    return {index: job_id for index, job_id in waiting.items() if index in found}
 
 
 def not_waiting(jobs: Sequence[Job], stream: TextIO) -> list[Job]:
@@ -293,25 +303,22 @@ def not_waiting(jobs: Sequence[Job], stream: TextIO) -> list[Job]:
     For what would start them elsewhere. A queue that cannot be asked holds nothing up: the lease lets one worker run a run.
     """
     try:
-        waiting = waiting_jobs([job.run_dir for job in jobs])
+        waiting = waiting_jobs(jobs)
     except SlurmError as error:
         print(f"whether jobs of SLURM wait for these runs cannot be told: {error}", file=stream)
         return [*jobs]
     for job in jobs:
-        if (job_id := waiting.get(job.run_dir)) is not None:
+        if (job_id := waiting.get(job.index)) is not None:
             print(
                 f"[{job.index}] {job.label}  job {job_id} is in SLURM's queue; left to it, or `scancel {job_id}` first",
                 file=stream,
             )
-    return [job for job in jobs if job.run_dir not in waiting]
+    return [job for job in jobs if job.index not in waiting]
 
 
-def _name(job: Job) -> str:
-    return _sweep_name(job.run_dir.parent)
-
-
-def _sweep_name(sweep: Path) -> str:
-    return f"pth-{sweep.resolve().name}"
+def _names(sweep: Path) -> list[str]:
+    """What jobs of the sweep are called: those of this launcher, and those of a script."""
+    return [name for name in (job_name(sweep), sbatch.name_of(sweep)) if name is not None]
 
 
 def _withdrawn(job: Job) -> RunResult:
@@ -321,10 +328,6 @@ def _withdrawn(job: Job) -> RunResult:
 def _failed(job: Job, why: str) -> RunResult:
     lifecycle.note(job.run_dir, State.FAILED, "launcher", why)
     return RunResult(job.index, job.label, State.FAILED, why, "")
-
-
-def _flags(options: Mapping[str, Any]) -> list[str]:
-    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
 
 
 def _told(settings: Mapping[str, Any]) -> str:

@@ -52,8 +52,8 @@ def is_job_id(text: str | None) -> bool:
     return text is not None and _JOB_ID.fullmatch(text) is not None
 
 
-def queue(job_ids: Collection[str], name: str) -> dict[str, Queued]:
-    """Those of the jobs that the controller still knows, if ``name`` is theirs: ids start anew when a cluster does.
+def queue(job_ids: Collection[str], names: Collection[str]) -> dict[str, Queued]:
+    """Those of the jobs that the controller still knows, if one of ``names`` is theirs: ids start anew when a cluster does.
 
     Raises `SlurmError` when it does not answer.
     """
@@ -61,17 +61,28 @@ def queue(job_ids: Collection[str], name: str) -> dict[str, Queued]:
         return {}
     asked = ",".join(sorted({job_id.partition("_")[0] for job_id in job_ids}))
     try:
-        rows = call(["squeue", "--noheader", "--array", "--states=all", f"--jobs={asked}", "--format=%i|%T|%r|%j"])
+        rows = _squeue("--states=all", f"--jobs={asked}")
     except SlurmError as error:
         if _UNKNOWN in str(error):
             return {}
         raise
-    found = {}
-    for row in rows.splitlines():
-        job_id, state, reason, called = row.strip().split("|", 3)
-        if job_id in job_ids and called == name:
-            found[job_id] = Queued(state, "" if reason == "None" else reason)
-    return found
+    return {job_id: queued for job_id, called, queued in rows if job_id in job_ids and called in names}
+
+
+def waiting_tasks(name: str) -> dict[int, str]:
+    """Tasks of job arrays of that name that have not begun: the task's number to the job's id.
+
+    Raises `SlurmError` when the controller does not answer.
+    """
+    rows = _squeue("--states=pending", f"--name={name}")
+    return {int(job_id.partition("_")[2]): job_id for job_id, called, _ in rows if called == name and "_" in job_id}
+
+
+def _squeue(*chosen: str) -> list[tuple[str, str, Queued]]:
+    """Id, name and state of the chosen jobs, those of arrays one by one."""
+    rows = call(["squeue", "--noheader", "--array", *chosen, "--format=%i|%T|%r|%j"]).splitlines()
+    split = (row.strip().split("|", 3) for row in rows)
+    return [(job_id, called, Queued(state, "" if reason == "None" else reason)) for job_id, state, reason, called in split]
 
 
 def cancel(job_ids: Sequence[str]) -> None:

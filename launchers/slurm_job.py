@@ -20,14 +20,13 @@ from pathlib import Path
 from types import FrameType
 
 from pth_exp import leftovers, lifecycle
+from pth_exp.exits import PREEMPTED
 from pth_exp.launchers import slurm_client, slurm_ray
 from pth_exp.launchers.place import LOG, Job
 from pth_exp.launchers.slurm_settings import SlurmSettings
 from pth_exp.lifecycle import State
 from pth_exp.records.fields import segment_name
 
-_PREEMPTED = 3
-"""The worker's exit code when it was stopped at an update, with a checkpoint."""
 _WAIT_SECONDS = 1.0
 
 
@@ -83,7 +82,7 @@ class SlurmRun:
             print(error, file=sys.stderr)
             return 1
         leftovers.clear(self.run_dir)
-        stopped = code == _PREEMPTED or code < 0  # by itself it would have ended otherwise
+        stopped = code == PREEMPTED or code < 0  # by itself it would have ended otherwise
         if worker.received and stopped and lifecycle.state(self.run_dir)[0] is not State.COMPLETED:
             self._put_back(job_id, signal.SIGUSR2 in worker.received, earlier)
         return code if code >= 0 else 128 - code

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from pth_exp.launchers.place import Job
@@ -61,6 +62,13 @@ class SlurmSettings:
                 objections.append(Objection("launcher.additional_parameters", str(name), why, "leave it out there"))
         if objections:
             raise Refusal(objections)
+
+    def alike(self, jobs: Sequence[Job]) -> list[list[Job]]:
+        """Runs together that ask SLURM for the same, in order: what a job array can hold. Raises ``Refusal``."""
+        groups: dict[str, list[Job]] = {}
+        for job in jobs:
+            groups.setdefault(repr((self.options(job), self.step(job))), []).append(job)
+        return [*groups.values()]
 
     def require(self, job: Job) -> None:
         """Raises ``Refusal`` for a run that cannot be laid out over a job's nodes and their GPUs."""
@@ -136,6 +144,16 @@ class SlurmSettings:
     def _memory(self, job: Job) -> str | None:
         gib = self.mem_gb if self.mem_gb is not None else math.ceil(job.memory / _GIB / self.nodes)
         return f"{math.ceil(gib * 1024)}M" if gib else None
+
+
+def flags(options: Mapping[str, Any]) -> list[str]:
+    """Options as sbatch takes them, on its command line and, quoted, in a script."""
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
+
+
+def job_name(sweep: Path) -> str:
+    """What a sweep's jobs are called in the queue."""
+    return f"pth-{sweep.resolve().name}"
 
 
 def _count(value: Any) -> bool:

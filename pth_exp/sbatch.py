@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         if not jobs:
             print(f"nothing to run in {sweep}")
             return 0
-        script = sbatch.write(jobs, settings, sweep, asked.into or sweep / "sbatch")
+        script = sbatch.write(jobs, settings, sweep, asked.into or sweep / sbatch.FOLDER)
     except (NothingToRead, Refusal, NoInterpreter, freeze.FrozenError) as error:
         print(f"pth sbatch: {error}", file=sys.stderr)
         return 2

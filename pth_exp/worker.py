@@ -24,13 +24,12 @@ from types import FrameType
 from typing import Any
 
 from pth_exp import changes, disk, freeze, lifecycle
+from pth_exp.exits import COMPLETED, FAILED, HELD, PREEMPTED, REFUSED
 from pth_exp.lifecycle import Lease, LeaseHeld, LeaseLost, LifecycleError, State
 from pth_exp.redraw import RedrawError, verify_first_batches
 from pth_exp.refusal import Refusal
 from pth_exp.tracking import console
 from pth_exp.tracking.process import tracked
-
-COMPLETED, FAILED, REFUSED, PREEMPTED, HELD = 0, 1, 2, 3, 4
 
 STACKS = {"trainer": "pth_exp.trainer.loop:run", "verl": "pth_exp.verl_stack.host:run"}
 """Name of a stack to its ``run(config, recorder, checkpoints, should_stop)``, which returns ``completed`` or ``preempted``."""

@@ -28,12 +28,12 @@ import pth_exp.launchers.freezing
 import pth_exp.resume
 import pth_exp.run  # noqa: F401  imported once, for every launcher
 from pth_exp import cli, lifecycle
+from pth_exp.exits import COMPLETED, HELD, REFUSED
 from pth_exp.launchers import place
 from pth_exp.launchers.local import LocalPlace
 from pth_exp.launchers.sweep_dir import SweepDir
 from pth_exp.lifecycle import State
 from pth_exp.records.reader import RunRecords
-from pth_exp.worker import COMPLETED, HELD, REFUSED
 
 FORK: Any = multiprocessing.get_context("fork")
 WORKER = Path(__file__).with_name("rival_worker.py")

@@ -19,7 +19,8 @@ from frozen_sweeps import alive, runs_of, until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pth_exp import freeze, machine, worker
+from pth_exp import freeze, machine
+from pth_exp.exits import HELD
 from pth_exp.launchers import place
 from pth_exp.launchers.local import LocalPlace
 from pth_exp.launchers.place import Job, RunResult, conclude, exit_text
@@ -97,7 +98,7 @@ def test_a_worker_that_ended_before_it_began(jobs: list[Job], how: str, told: St
 
 def test_a_run_that_another_s_worker_has_is_told_as_running(jobs: list[Job]) -> None:
     lease = claim(jobs[0].run_dir, heartbeat_every=5.0, lost_after=60.0, place="elsewhere", job_id=None)
-    result = place.outcome(jobs[0], exit_text(worker.HELD))
+    result = place.outcome(jobs[0], exit_text(HELD))
     assert result.state is State.RUNNING and result.message.startswith("another worker has it: attempt 1 on ")
     lease.end(State.FAILED, "it had to be")
     assert state(jobs[0].run_dir) == (State.FAILED, "it had to be")

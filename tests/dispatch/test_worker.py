@@ -17,7 +17,7 @@ import yaml
 from frozen_sweeps import SMALL_TASK, freeze_sweep, runs_of
 
 import pth_exp
-from pth_exp import freeze, provenance, worker
+from pth_exp import exits, freeze, provenance
 from pth_exp.launchers.place import WORKER
 from pth_exp.lifecycle import State, history, state
 from pth_exp.records.reader import RunRecords
@@ -86,7 +86,7 @@ def test_every_end_is_a_state_with_a_reason(
 
 def test_a_worker_that_lost_its_run_leaves_no_trace(sweep: Path, work: Work, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = runs_of(sweep)[0]
-    assert work(run_dir, "is_taken_over") == worker.HELD
+    assert work(run_dir, "is_taken_over") == exits.HELD
     assert "was taken over by attempt 2" in capsys.readouterr().err
     assert [(row["update"], row["attempt"]) for row in RunRecords.load(run_dir).updates] == [(0, 1)]
     assert [row["state"] for row in history(run_dir)] == ["FROZEN", "RUNNING", "LOST", "RUNNING"]
@@ -98,7 +98,7 @@ def test_a_worker_that_lost_its_files_too_says_that_it_lost_its_run(
 ) -> None:
     """Who takes over clears away the unfinished checkpoint that the one before was writing."""
     run_dir = runs_of(sweep)[0]
-    assert work(run_dir, "is_taken_over_in_a_checkpoint") == worker.HELD
+    assert work(run_dir, "is_taken_over_in_a_checkpoint") == exits.HELD
     told = capsys.readouterr().err
     assert "was taken over by attempt 2" in told and "Traceback" not in told
     assert [row["state"] for row in history(run_dir)] == ["FROZEN", "RUNNING", "LOST", "RUNNING"]
@@ -115,17 +115,17 @@ def test_a_worker_that_is_stopped_before_it_began_claims_nothing(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(freeze, "verify_inputs", verify_and_be_stopped)
-    assert work(run_dir, "completes") == worker.PREEMPTED
+    assert work(run_dir, "completes") == exits.PREEMPTED
     assert state(run_dir) == (State.PREEMPTED, "SIGTERM received before it began")
     assert not (run_dir / "attempts").exists()
     monkeypatch.setattr(freeze, "verify_inputs", verify)
-    assert work(run_dir, "completes") == worker.COMPLETED
+    assert work(run_dir, "completes") == exits.COMPLETED
 
 
 def test_a_worker_that_is_stopped_while_it_loads_trains_nothing(sweep: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = runs_of(sweep)[0]
     monkeypatch.setattr(provenance, "provenance", lambda: os.kill(os.getpid(), signal.SIGTERM) or {})
-    assert work(run_dir, "divides_by_zero") == worker.PREEMPTED
+    assert work(run_dir, "divides_by_zero") == exits.PREEMPTED
     assert state(run_dir) == (State.PREEMPTED, "SIGTERM received") and not RunRecords.load(run_dir).updates
 
 

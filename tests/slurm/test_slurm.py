@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,18 @@ def _job(run: Path) -> str:
     return job_id
 
 
+@contextmanager
+def _draining(cluster: Slurm) -> Iterator[None]:
+    """Jobs wait meanwhile."""
+    for node in ("n0", "n1"):
+        cluster.drained(node)
+    try:
+        yield
+    finally:
+        for node in ("n0", "n1"):
+            cluster.resumed(node)
+
+
 def _submitted(runs: list[Path]) -> bool:
     return all(status(run).job_id is not None for run in runs)
 
@@ -57,9 +71,7 @@ def test_an_array_of_twelve_with_a_failing_run_a_cancelled_one_and_a_yaml_edited
     study = tmp_path / "conf" / "experiment" / "mine.yaml"
     study.parent.mkdir(parents=True)
     study.write_text("# @package _global_\nname: mine\nlr: 3e-4\nupdates: 2\n")
-    for node in ("n0", "n1"):
-        cluster.drained(node)
-    try:
+    with _draining(cluster):
         launcher = _start(
             tmp_path, "experiment=mine", "arm=grpo,tis_ppo,san", "seed=1,2,3,4", "hydra.launcher.array_parallelism=3"
         )
@@ -76,9 +88,6 @@ def test_an_array_of_twelve_with_a_failing_run_a_cancelled_one_and_a_yaml_edited
         edited = runs[10] / "frozen.yaml"
         edited.write_text(edited.read_text().replace("lr: 0.0003", "lr: 0.0009"))
         cluster.run("scancel", f"{array}_11")
-    finally:
-        for node in ("n0", "n1"):
-            cluster.resumed(node)
     out, err = launcher.communicate()
     assert launcher.returncode == 1, err + out
     assert "12 runs: 10 completed, 2 failed" in err
@@ -96,12 +105,17 @@ def test_an_array_of_twelve_with_a_failing_run_a_cancelled_one_and_a_yaml_edited
     assert cluster.job(f"{array}_9")["JobState"] == "COMPLETED"
     assert (cluster.job(f"{array}_10")["JobState"], cluster.job(f"{array}_10")["ExitCode"]) == ("FAILED", "2:0")
 
-    again = pth("resume", "--only", "11", "launcher.wait=false", cwd=tmp_path)
-    assert again.returncode == 0 and "1 submitted" in again.stderr, again.stderr
-    followed = pth("resume", "--only", "11", cwd=tmp_path)  # whether its job still waits, runs, or has ended
-    assert followed.returncode in (0, 1) and "submitted" not in followed.stdout, followed.stdout
-    until(lambda: state(runs[11])[0] is State.COMPLETED)
-    assert [row["update"] for row in RunRecords.load(runs[11]).updates] == [0, 1]
+    with _draining(cluster):
+        again = pth("resume", "--only", "11", "launcher.wait=false", cwd=tmp_path)
+        assert again.returncode == 0 and "1 submitted" in again.stderr, again.stderr
+        job_id = _job(runs[11])
+        command = [sys.executable, "-P", "-m", "pth_exp.cli", "resume", "--only", "11"]
+        follower = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert follower.stdout is not None
+        until(lambda: "following it" in follower.stdout.readline())
+    told = follower.communicate()[0]
+    assert follower.returncode == 0 and "1 run: 1 completed" in told, told
+    assert _job(runs[11]) == job_id and [row["update"] for row in RunRecords.load(runs[11]).updates] == [0, 1]
 
 
 def test_cancelled_interrupted_and_killed(cluster: Slurm, tmp_path: Path) -> None:
@@ -227,6 +241,8 @@ def test_a_preempted_run_makes_room_and_comes_back(cluster: Slurm, tmp_path: Pat
 
 
 def test_a_plain_script_without_submitit(cluster: Slurm, tmp_path: Path) -> None:
+    tmp_path = tmp_path / "a study"
+    tmp_path.mkdir()
     words = [word for word in RUN if "launcher" not in word]
     frozen = pth(*words, "arm=grpo,san", "seed=1", "updates=2", "hydra/launcher=pth_freeze", cwd=tmp_path)
     assert frozen.returncode == 0 and "2 runs: 2 frozen" in frozen.stderr, frozen.stderr
@@ -235,14 +251,23 @@ def test_a_plain_script_without_submitit(cluster: Slurm, tmp_path: Path) -> None
     for words in (["sbatch", "launcher.nodes=2"], ["resume", "--launcher", "pth_slurm", "launcher.nodes=2"]):
         refused = pth(*words, cwd=tmp_path)
         assert refused.returncode == 2 and "launcher.nodes=2: a run of stack=trainer is one process" in refused.stderr
-    written = pth("sbatch", "launcher.timeout_min=7", "launcher.setup=[export PTH_TEST_SETUP=1]", cwd=tmp_path)
+    settings = ["launcher.timeout_min=7", "launcher.setup=[export PTH_TEST_SETUP=1]"]
+    written = pth("sbatch", *settings, "launcher.additional_parameters={comment: it's ours}", cwd=tmp_path)
     assert written.returncode == 0, written.stderr
     script = first.parent / "sbatch" / "job.sh"
     assert f"sbatch {script}" in written.stdout
     text = script.read_text()
     assert "submitit" not in text and "#SBATCH --array=0-1\n" in text and "#SBATCH --time=7\n" in text
     assert "\nexport PTH_TEST_SETUP=1\n" in text
-    job_id = cluster.run("sbatch", "--parsable", str(script)).strip()
+    with _draining(cluster):
+        job_id = cluster.run("sbatch", "--parsable", str(script)).strip()
+        assert "Comment=it's ours" in cluster.run("scontrol", "-o", "show", "job", f"{job_id}_1")
+        left = pth("resume", cwd=tmp_path)
+        assert left.returncode == 1 and f"job {job_id}_1 is in SLURM's queue; left to it" in left.stderr, left.stderr
+        assert "nothing to run" in pth("sbatch", cwd=tmp_path).stdout
+        adopted = pth("resume", "--launcher", "pth_slurm", "launcher.wait=false", cwd=tmp_path)
+        assert adopted.returncode == 0 and f"job {job_id}_0 is in the queue already; following it" in adopted.stdout
+        assert [status(run).job_id for run in (first, second)] == [f"{job_id}_0", f"{job_id}_1"]
     until(lambda: all(cluster.job(f"{job_id}_{i}")["JobState"] in ("COMPLETED", "FAILED") for i in (0, 1)))
     for index, run in enumerate((first, second)):
         assert state(run)[0] is State.COMPLETED, state(run)
@@ -292,9 +317,7 @@ def test_a_node_that_fails_loses_no_update(cluster: Slurm, tmp_path: Path) -> No
 
 
 def test_a_job_that_finds_its_run_taken_leaves_it_alone(cluster: Slurm, tmp_path: Path) -> None:
-    for node in ("n0", "n1"):
-        cluster.drained(node)
-    try:
+    with _draining(cluster):
         launcher = _start(tmp_path, "arm=grpo", "seed=1", ENDLESS)
         (run,) = _runs(tmp_path, launcher)
         until(lambda: _submitted([run]))
@@ -302,9 +325,6 @@ def test_a_job_that_finds_its_run_taken_leaves_it_alone(cluster: Slurm, tmp_path
         command = [sys.executable, "-P", "-m", "pth_exp.worker", "--frozen", str(run / "frozen.yaml"), "--sha256", sha256]
         other = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until(all_reach([run], 1))
-    finally:
-        for node in ("n0", "n1"):
-            cluster.resumed(node)
     out, err = launcher.communicate()
     assert launcher.returncode == 1 and "another worker has it" in err, err + out
     assert state(run)[0] is State.RUNNING
