@@ -109,6 +109,7 @@ def _build(cls: Any, values: Mapping[str, Any], path: str, types: Mapping[str, t
     for name in names:
         if name not in values:
             raise ValueError(f"{path}{name}: missing; give it a value with {path}{name}=...")
+    names.sort(key=lambda name: dataclasses.is_dataclass(hints[name]))  # groups may interpolate the fields beside them
     return cls(**{n: _convert(types.get(path + n, hints[n]), values[n], path + n) for n in names})
 
 

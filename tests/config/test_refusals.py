@@ -9,7 +9,7 @@ from sweeping import pth
 
 REFUSED: list[tuple[str, list[str], list[str]]] = [
     ("text for a float", ["arm=grpo", "lr='1'"], ["lr", "'1'", "float", "without quotes"]),
-    ("number for a text", ["arm=grpo", "name=5"], ["name", "5", "str", "quotes"]),
+    ("number for a text", ["arm=grpo", "name=5"], ["\nname: 5", "str", "quotes"]),
     ("float for an integer", ["arm=grpo", "seed=1.5"], ["seed", "1.5", "int"]),
     ("truth for a number", ["arm=grpo", "updates=true"], ["updates", "True", "int"]),
     ("null for a number", ["arm=grpo", "updates=null"], ["updates", "None"]),
@@ -220,7 +220,7 @@ def test_a_value_that_an_experiment_sets_and_its_defaults_list_loses(here: Path,
     ("text", "expected"),
     [
         ("lr: '0.001'", ["lr", "'0.001'", "float"]),
-        ("name: 5", ["5", "str", "quotes"]),  # told of tracking.project, which takes the name over
+        ("name: 5", ["\nname: 5", "str", "quotes"]),
         ("kl: {coef: '1'}", ["kl.coef", "'1'", "float"]),
         ("seed: '3'", ["seed", "'3'", "int"]),
         ("kl: {koef: 1}", ["koef"]),

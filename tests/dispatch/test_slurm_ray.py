@@ -166,8 +166,10 @@ def test_a_run_that_the_nodes_cannot_hold_is_refused(settings: dict[str, object]
         ({"gpus_per_node": 1}, _job(ray_address="head:6379")),
     ],
 )
-def test_others_are_not(settings: dict[str, object], job: Job) -> None:
-    SlurmSettings(**settings).require(job)  # type: ignore[arg-type]
+def test_others_are_asked_for(settings: dict[str, object], job: Job) -> None:
+    asked = SlurmSettings(**settings)  # type: ignore[arg-type]
+    asked.require(job)
+    assert asked.options(job)["nodes"] == settings.get("nodes", 1)
 
 
 def test_the_trainer_joins_no_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
