@@ -206,7 +206,7 @@ def prompts(seed: int | None) -> list[list[str]]:
 
 def _verl(config: Config) -> DictConfig:
     verl = verl_config(config)
-    put(verl, places(config, Path("checkpoint")))
+    put(verl, places(config, Path("checkpoint"), (1, config.stack.ranks)))
     return verl
 
 
