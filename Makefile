@@ -66,7 +66,7 @@ types: $(STAMP)
 
 test: lint types $(VERL_STAMP)  ## style, types and every test, the slow ones and those of verl included
 	$(BIN)/pytest -n 3 --ignore tests/verl_stack  # some wait for daemons and timers
-	PTH_TEST_VERL=1 $(BIN)/pytest -n 2 --dist loadgroup tests/verl_stack  # two verl jobs at a time: each takes 6 GB
+	PTH_TEST_VERL=1 $(BIN)/pytest -n 2 tests/verl_stack  # two verl jobs at a time: each takes 6 GB
 
 warm-start: $(STAMP)  ## train the embedded model again (about two minutes)
 	$(BIN)/python -m pth_exp.models.warm_start

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from allocation import Allocation, over_two_nodes
@@ -12,6 +13,25 @@ from running import ARMS, SMALL, TWO_RANKS, UPDATES, pth
 
 from pth_exp.interpreters import NoInterpreter, interpreter
 from pth_exp.records.reader import RunRecords, Sweep
+
+SHARING = ("test_allocation.py", "test_ranks.py", "test_verl_stack.py")
+"""Files whose tests look at the same runs, those of ``sweep`` and ``allocation``."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file's tests, and those of files that share runs, belong to one process: no run is made twice.
+
+    xdist's own groups find none with pytest 9.2, which has its node IDs elsewhere.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class Sharing(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "sharing" if file.endswith(SHARING) else file
+
+    return Sharing(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from pth_exp.lifecycle import State, state
 from pth_exp.machine import carrying
 from pth_exp.records.reader import RunRecords
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("jobs"), pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 
 def test_over_two_nodes_and_told_to_stop_all_over(allocation: Allocation, verl_python: Path) -> None:

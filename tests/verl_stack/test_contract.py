@@ -19,7 +19,7 @@ from contract_cases import SEEDS, Answer, Case, cases
 
 from pth_exp.verl_stack.switch import SWITCH
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("contract"), pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 HERE = Path(__file__).parent
 CASES = cases()

@@ -11,7 +11,7 @@ import pytest
 from pth_exp.interpreters import NoInterpreter, interpreter
 
 pytest.importorskip("ray", reason="pip install 'pth-exp[ray]'")
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults"), pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 
 def test_a_fault_ends_in_a_state_with_its_reason(tmp_path: Path) -> None:

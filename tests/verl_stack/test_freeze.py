@@ -17,7 +17,7 @@ from pth_exp.design import flatten
 from pth_exp.launchers.rendering import ask
 from pth_exp.schema import Config
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("freeze"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 ROLLOUT = "actor_rollout_ref.rollout"
 REFUSED = {

@@ -11,7 +11,7 @@ from running import TWO_RANKS, pth
 
 from pth_exp.records.reader import RunRecords, Sweep
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("jobs"), pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 UPDATES = 5
 NEAR = ("actor/", "ratio/", "rollout_corr/", "coef/", "reward/", "response_length/")

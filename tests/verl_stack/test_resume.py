@@ -18,7 +18,7 @@ from pth_exp import leftovers, lifecycle, marked
 from pth_exp.checkpoint import update_of
 from pth_exp.records.reader import RunRecords, Sweep
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("resume"), pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 INTERVAL, UPDATES = 4, 12
 KILLED = 9

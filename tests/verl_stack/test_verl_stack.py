@@ -18,7 +18,7 @@ from pth_exp.probes.weights import fingerprint
 from pth_exp.records.reader import RunRecords, Sweep
 from pth_exp.schema import ModelConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("jobs"), pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 VERSIONS = [0] * 4 + [4] * 4 + [8] * 4
 LAGGED = [update for update in range(UPDATES) if update % INTERVAL]
