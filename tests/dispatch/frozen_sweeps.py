@@ -63,18 +63,19 @@ def all_reach(runs: Sequence[Path], updates: int) -> Callable[[], bool]:
     return lambda: all(updates_done(run) >= updates for run in runs)
 
 
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without how long it took and which attempt wrote it."""
+    return {key: value for key, value in row.items() if key != "attempt" and not key.startswith("timing_s/")}
+
+
 def numbers(run: Path) -> dict[str, Any]:
     """Everything a run recorded but how long it took and which attempt wrote it."""
     records = RunRecords.load(run)
-
-    def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{k: v for k, v in row.items() if k != "attempt" and not k.startswith("timing_s/")} for row in rows]
-
     weights = sorted(path.name for path in (run / "checkpoint").glob("update-*"))[-1]  # the name holds the sha256 of the state
     return {
-        "updates": plain(records.updates),
-        "batches": plain(records.batches),
-        "evaluations": plain(records.evaluations),
+        "updates": [*map(plain, records.updates)],
+        "batches": [*map(plain, records.batches)],
+        "evaluations": [*map(plain, records.evaluations)],
         "first batches": records.first_batches,
         "last checkpoint": weights,
     }

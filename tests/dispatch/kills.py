@@ -36,7 +36,7 @@ from typing import Any
 
 import psutil
 import torch
-from frozen_sweeps import runs_of
+from frozen_sweeps import plain, runs_of
 
 import pth_exp.launchers.freezing
 import pth_exp.resume
@@ -380,11 +380,6 @@ class Killer:
     def _resume(self, sweep: Sweep) -> None:
         self.tally.resumed += 1
         sweep.start("resume", str(sweep.path), "--slots", str(self.random.randint(1, 2)))
-
-
-def plain(row: dict[str, Any]) -> dict[str, Any]:
-    """A row without how long it took and which attempt wrote it."""
-    return {key: value for key, value in row.items() if key != "attempt" and not key.startswith("timing_s/")}
 
 
 def hold(sweep: Path, whole: Path, tally: Tally) -> None:

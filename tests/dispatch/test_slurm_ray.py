@@ -7,6 +7,7 @@ import stat
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,9 +149,9 @@ def _job(stack: str = "verl", **more: object) -> Job:
         ({"nodes": 2}, _job(ray_address="head:6379"), ["launcher.nodes=2", "stack.ray_address=head:6379", "stand idle"]),
     ],
 )
-def test_a_run_that_the_nodes_cannot_hold_is_refused(settings: dict[str, object], job: Job, said: list[str]) -> None:
+def test_a_run_that_the_nodes_cannot_hold_is_refused(settings: dict[str, Any], job: Job, said: list[str]) -> None:
     with pytest.raises(Refusal) as refused:
-        SlurmSettings(**settings).require(job)  # type: ignore[arg-type]
+        SlurmSettings(**settings).require(job)
     for part in said:
         assert part in str(refused.value)
 
@@ -166,8 +167,8 @@ def test_a_run_that_the_nodes_cannot_hold_is_refused(settings: dict[str, object]
         ({"gpus_per_node": 1}, _job(ray_address="head:6379")),
     ],
 )
-def test_others_are_asked_for(settings: dict[str, object], job: Job) -> None:
-    asked = SlurmSettings(**settings)  # type: ignore[arg-type]
+def test_others_are_asked_for(settings: dict[str, Any], job: Job) -> None:
+    asked = SlurmSettings(**settings)
     asked.require(job)
     assert asked.options(job)["nodes"] == settings.get("nodes", 1)
 

@@ -40,7 +40,7 @@ def _sweep(folder: Path) -> Path:
     return latest.resolve()
 
 
-def test_a_killed_run_stops_no_other_and_resumes_to_the_samenumbers(tmp_path: Path) -> None:
+def test_a_killed_run_stops_no_other_and_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     overrides = ["arm=san", "updates=24", "refresh_interval=4", "replay_age=3"]
     launcher = _start(tmp_path, *overrides, "seed=1,2", "hydra.launcher.slots=2")
     victim, other = runs_of(_sweep(tmp_path))
